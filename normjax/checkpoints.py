@@ -1,0 +1,166 @@
+"""Checkpoints of one run: Orbax writes and reads them; what it lacks is added here.
+
+Added: a SHA-256 per file, written after the save and verified before anything is restored; a fall
+back to the previous checkpoint, the damaged one being moved to ``quarantine/``; a refusal of any
+difference in names, shapes or dtypes (Orbax casts dtypes silently); and no silent fresh start when
+every checkpoint is damaged. A checkpoint counts only once its hashes are written, so a kill inside
+a save leaves the previous one in force.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from normjax.errors import UserError
+from normjax.runlog import read_json, write_json
+
+KEPT = 2
+
+
+class Checkpoints:
+    """The checkpoints of a run folder: ``checkpoints/STEP/`` and ``checkpoint_hashes/STEP.json``."""
+
+    def __init__(self, run_dir: Path):
+        self._run = Path(run_dir)
+        self._folder = self._run / "checkpoints"
+        self._hashes = self._run / "checkpoint_hashes"
+        self._quarantine = self._run / "quarantine"
+        self._manager: ocp.CheckpointManager | None = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=KEPT, enable_async_checkpointing=False, create=True
+            )
+            handler = ocp.StandardCheckpointHandler()
+            self._manager = ocp.CheckpointManager(
+                self._folder.absolute(), options=options, item_handlers=handler
+            )
+        return self._manager
+
+    def save(self, step: int, tree: Any) -> None:
+        """Write a tree of host arrays; returns once it is on disk and hashed.
+
+        A step that is already there, verified, is left alone: the same run at the same step holds
+        the same numbers.
+        """
+        if step in self.verified_steps():
+            return
+        self._drop(step)
+        self._open().save(step, args=ocp.args.StandardSave(_flatten(tree)), force=True)
+        self._open().wait_until_finished()
+        write_json(self._hashes / f"{step}.json", _hash_folder(self._folder / str(step)))
+        for old in self._hashes.glob("*.json"):
+            if not (self._folder / old.stem).exists():
+                old.unlink()
+
+    def verified_steps(self) -> list[int]:
+        """Return the steps that can be restored, ascending; damaged ones are quarantined.
+
+        Raises:
+          UserError: there are checkpoints and every one of them is damaged.
+        """
+        good, damaged = [], []
+        for path in sorted(self._hashes.glob("*.json")):
+            step, folder = int(path.stem), self._folder / path.stem
+            if not folder.exists():
+                continue
+            bad = _differing_file(folder, read_json(path))
+            if bad is None:
+                good.append(step)
+            else:
+                damaged.append(f"{folder / bad}")
+                self._set_aside(step)
+        if damaged and not good:
+            raise UserError(
+                f"every checkpoint of {self._run} is damaged ({damaged[-1]}): moved to"
+                f" {self._quarantine.name}/; delete the run folder to train it from the start"
+            )
+        for name in damaged:
+            warnings.warn(
+                f"damaged checkpoint file {name}: going back to the one before", stacklevel=2
+            )
+        return sorted(good)
+
+    def restore(self, step: int, like: Any) -> Any:
+        """Return the tree saved at ``step``, which must have exactly the leaves of ``like``.
+
+        Raises:
+          UserError: a leaf is missing, left over, or has another shape or dtype.
+        """
+        names = _flatten(like)
+        saved = self._open().item_metadata(step)
+        found = {name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in saved.items()}
+        wanted = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in names.items()}
+        for name in sorted(found.keys() | wanted.keys()):
+            if found.get(name) != wanted.get(name):
+                raise UserError(
+                    f"checkpoint {self._folder / str(step)}: leaf {name} is {_said(found, name)},"
+                    f" the model needs {_said(wanted, name)}; use another workdir, or the old config"
+                )
+        template = {k: np.zeros(leaf.shape, leaf.dtype) for k, leaf in names.items()}
+        tree = self._open().restore(step, args=ocp.args.StandardRestore(template))
+        leaves = [np.asarray(tree[name]) for name in names]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def close(self) -> None:
+        """Release Orbax's threads and files."""
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _drop(self, step: int) -> None:
+        """Remove an unfinished save of this step: a folder without hashes."""
+        folder = self._folder / str(step)
+        if folder.exists():
+            self.close()
+            shutil.rmtree(folder)
+
+    def _set_aside(self, step: int) -> None:
+        self.close()
+        self._quarantine.mkdir(exist_ok=True)
+        number = len(list(self._quarantine.iterdir()))
+        shutil.move(self._folder / str(step), self._quarantine / f"{step}-{number}")
+        (self._hashes / f"{step}.json").unlink()
+
+
+def _said(leaves: dict[str, Any], name: str) -> str:
+    return "{1} {0}".format(*leaves[name]) if name in leaves else "absent"
+
+
+def _flatten(tree: Any) -> dict[str, Any]:
+    """Return {dotted path: leaf} in the tree's own order."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {".".join(_key(part) for part in path): leaf for path, leaf in flat}
+
+
+def _key(part: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(part, attribute):
+            return str(getattr(part, attribute))
+    raise TypeError(f"unknown part of a tree path: {part!r}")
+
+
+def _hash_folder(folder: Path) -> dict[str, str]:
+    """Return {relative path: SHA-256} of every file."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*")) if path.is_file()
+    }  # fmt: skip
+
+
+def _differing_file(folder: Path, hashes: dict[str, str]) -> str | None:
+    """Return the first file that is missing, new or different, or None."""
+    now = _hash_folder(folder)
+    for name in sorted(now.keys() | hashes.keys()):
+        if now.get(name) != hashes.get(name):
+            return name
+    return None

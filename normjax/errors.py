@@ -1,0 +1,37 @@
+"""The one exception for a user's mistake, and the "did you mean" that goes with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in what the user asked for.
+
+    The message is one line that names the argument, its value, what is allowed and the fix. The
+    launcher prints it without a traceback and exits with code 2.
+    """
+
+
+def suggest(name: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest of ``choices``, or an empty string.
+
+    >>> suggest("placment", ["placement", "depth"])
+    "; did you mean 'placement'?"
+    >>> suggest("zzz", ["placement", "depth"])
+    ''
+    """
+    close = difflib.get_close_matches(name, list(choices), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def check_choice(argument: str, value: str, choices: Iterable[str]) -> None:
+    """Raise :class:`UserError` unless ``value`` is one of ``choices``.
+
+    >>> check_choice("model.mlp", "gelu", ["gelu", "relu"])
+    """
+    choices = list(choices)
+    if value not in choices:
+        hint = suggest(str(value), choices)
+        raise UserError(f"{argument}={value}: must be one of {', '.join(choices)}{hint}")

@@ -1,0 +1,123 @@
+"""What a person sees while a grid trains: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+
+class TimeLeft:
+    """Estimates the rest of a grid from the work done per training second; compiling is left out.
+
+    Work is in floating-point operations, so that cells of different size count as what they are.
+    """
+
+    def __init__(self, total: float):
+        self._total = total
+        self._done = 0.0
+        self._worked = 0.0
+        self._seconds = 0.0
+
+    def skip(self, work: float) -> None:
+        """Count work that was done before."""
+        self._done += work
+
+    def add(self, work: float, seconds: float) -> None:
+        """Count work and the seconds that it took."""
+        self._done += work
+        self._worked += work
+        self._seconds += seconds
+
+    def __str__(self) -> str:
+        if not self._seconds:
+            return "?"
+        return duration((self._total - self._done) * self._seconds / self._worked)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it.
+
+    >>> duration(75), duration(3700)
+    ('1:15', '1:01:40')
+    """
+    total = max(0, round(seconds))
+    hours, minutes, rest = total // 3600, total // 60 % 60, total % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _loss(values: list[float | None]) -> str:
+    """Mean of the finite values; the others are said to be lost."""
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if not finite:
+        return "-" if not values else "not finite"
+    return f"{sum(finite) / len(finite):.4f}"
+
+
+class Progress:
+    """Rows of cohorts: step, train and validation loss (means over the runs), tokens/s, time left."""
+
+    COLUMNS = ("cohort", "runs", "step", "train loss", "validation loss", "tokens/s", "time left")
+
+    def __init__(self, names: list[str], live: bool | None = None, console: Console | None = None):
+        self._console = console or Console(file=sys.stderr)
+        self._live_wanted = self._console.is_terminal if live is None else live
+        self._rows = {name: [name, "", "waiting", "", "", "", ""] for name in names}
+        self._width = max((len(name) for name in names), default=0)
+        self._live: Live | None = None
+        self._last_line = 0.0
+
+    def __enter__(self) -> Progress:
+        if self._live_wanted:
+            self._live = Live(
+                get_renderable=self._table, console=self._console, refresh_per_second=4
+            )
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def _table(self) -> Table:
+        table = Table(*self.COLUMNS, title="normjax")
+        for row in self._rows.values():
+            table.add_row(*row)
+        return table
+
+    def say(self, text: str) -> None:
+        """Print one line, above the table where there is one."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def state(self, name: str, runs: str, text: str) -> None:
+        """Show what a cohort is doing besides training: compiling, resumed, done before."""
+        self._rows[name][1:3] = [runs, text]
+        if self._live is None:
+            self.say(f"{name:<{self._width}}  {text}")
+
+    def training(
+        self, name: str, step: int, steps: int, train: list[float | None],
+        validation: list[float | None], tokens_per_s: float | None, left: str, evaluated: bool,
+    ) -> None:  # fmt: skip
+        """Show how far a cohort is; in plain lines only evaluations and every ten seconds."""
+        row = self._rows[name]
+        row[2:] = [
+            f"{step}/{steps}", _loss(train) if train else row[3],
+            _loss(validation) if validation else row[4],
+            f"{tokens_per_s:,.0f}" if tokens_per_s else row[5], left,
+        ]  # fmt: skip
+        now = time.monotonic()
+        if self._live is None and (evaluated or now - self._last_line > 10):
+            self._last_line = now
+            self.say(
+                f"{name:<{self._width}}  step {row[2]:<10} train {row[3]:<8}"
+                f" validation {row[4]:<8} {row[5]:>9} tokens/s  {left} left"
+            )

@@ -1,0 +1,66 @@
+"""Run folders to tables, figures and one HTML page. Imports no JAX: reports are made anywhere."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from normjax.reporting import findings, loading, palette, tables, trends
+from normjax.reporting.results import Results
+from normjax.reporting.wording import DETAIL
+
+
+def write(workdir: Path) -> Path:
+    """Write ``results.csv``, ``summary.csv``, ``figures/`` and ``report.html`` into a workdir.
+
+    Args:
+        workdir: folder with ``grid.json`` and ``runs/``; runs may be missing or unfinished.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: if the workdir holds no usable plan.
+    """
+    # Drawing takes half a second to import: not something that --help should wait for.
+    from normjax.reporting import drawing, figures, page
+
+    results = loading.load(Path(workdir))
+    folder = results.workdir
+    tables.write_text(folder / "results.csv", tables.results_csv(results))
+    tables.write_text(folder / "summary.csv", tables.summary_csv(results))
+    looks = palette.looks(results.series, results.baseline)
+    source = f"{results.plan.get('command', '')} (corpus {_fingerprint(results)})"
+    drawn = [
+        (figure, drawing.save(figure, folder / "figures", source))
+        for figure in figures.all_figures(results, looks)
+    ]
+    return tables.write_text(folder / "report.html", page.render(results, drawn, looks))
+
+
+def headline(workdir: Path) -> str:
+    """Return the ranked table and the answer as plain text for a terminal.
+
+    Args:
+        workdir: folder with ``grid.json`` and ``runs/``.
+
+    Returns:
+        Lines without a trailing newline.
+
+    Raises:
+        UserError: if the workdir holds no usable plan.
+    """
+    results = loading.load(Path(workdir))
+    said = findings.warnings(results)
+    said += [
+        finding
+        for finding in (trends.sweep(results) if results.x else findings.ablation(results))
+        if finding.kind != DETAIL
+    ]
+    answer = [textwrap.fill(tables.plain(finding.text), width=98) for finding in said]
+    title = f"{results.plan.get('title', '')} (validation loss in nats per {results.unit})"
+    return "\n".join([tables.plain(title), "", tables.ranking(results), "", *answer])
+
+
+def _fingerprint(results: Results) -> str:
+    return str(results.plan.get("corpus", {}).get("fingerprint", "unknown"))

@@ -1,0 +1,1 @@
+"""The parts of the report: statistics, findings in words, figures, tables, the page."""

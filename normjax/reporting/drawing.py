@@ -1,0 +1,212 @@
+"""The look of every figure, and how it is saved: PNG, SVG and the data beside them.
+
+Figures are made without pyplot: no global state, no display, the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+
+from normjax.reporting import tables
+from normjax.reporting.palette import GRID, INK, MUTED, PAPER, Look
+
+WIDTH = 7.4
+"""Width of every figure in inches: at this size its 9 point text is read on a page."""
+
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "text.color": INK,
+    "text.parse_math": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "savefig.facecolor": PAPER,
+    "svg.hashsalt": "normjax",
+    "svg.fonttype": "path",
+    "legend.frameon": False,
+    "lines.solid_capstyle": "round",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure ready to be saved: its canvas, its words and its data.
+
+    Attributes:
+        name: file name without ending.
+        title: heading on the page.
+        caption: what is drawn and how to read it.
+        canvas: the matplotlib figure.
+        columns: names of the data's columns.
+        rows: the data.
+    """
+
+    name: str
+    title: str
+    caption: str
+    canvas: Canvas
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Set the style while figures are made and saved, whatever the user's matplotlibrc says."""
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        # A user's title may hold letters the font lacks: an empty box is no reason to fail.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def save(figure: Figure, folder: Path, description: str) -> str:
+    """Write NAME.png, NAME.svg and NAME.csv.
+
+    Args:
+        figure: what to save.
+        folder: where; made if absent.
+        description: provenance, put into the metadata of both pictures.
+
+    Returns:
+        The SVG text.
+    """
+    with style():
+        png, svg = io.BytesIO(), io.BytesIO()
+        words = {"Title": figure.title, "Description": description}
+        figure.canvas.savefig(png, format="png", dpi=200, metadata={**words, "Software": "normjax"})
+        figure.canvas.savefig(
+            svg, format="svg", metadata={**words, "Date": None, "Creator": "normjax"}
+        )
+    tables.write_bytes(folder / f"{figure.name}.png", png.getvalue())
+    tables.write_bytes(folder / f"{figure.name}.svg", svg.getvalue())
+    tables.write_text(folder / f"{figure.name}.csv", tables.csv_text(figure.columns, figure.rows))
+    return svg.getvalue().decode()
+
+
+REFERENCE = Look(MUTED, "", (0, (1, 2)))
+"""How the loss of a reference model is drawn: a dotted line without marks."""
+
+
+def elide(text: str, limit: int = 34) -> str:
+    """Return text cut to ``limit`` letters: a user's long name must not crowd out the picture.
+
+    >>> elide("abcdef", 4)
+    'abc…'
+    """
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def canvas(height: float, width: float = WIDTH) -> Canvas:
+    """Return an empty figure of a size in inches, laid out so that nothing is cut off."""
+    return Canvas(figsize=(width, height), layout="constrained")
+
+
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move positions as little as possible so that neighbours are at least ``gap`` apart.
+
+    Least squares with an order constraint: after subtracting ``i gap`` from the i-th smallest the
+    answer must not fall, which pooling adjacent violators solves exactly. The result is kept within
+    ``[low, high]`` where that leaves room.
+
+    Args:
+        positions: wanted places.
+        gap: least distance of two neighbours.
+        low: lower end of the room.
+        high: upper end of the room.
+
+    Returns:
+        Places in the order of the input.
+
+    >>> spread([0.0, 0.0], 1.0, -10.0, 10.0)
+    [-0.5, 0.5]
+    """
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    pools: list[list[float]] = []
+    for rank, index in enumerate(order):
+        pools.append([positions[index] - rank * gap, 1])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            value, weight = pools.pop()
+            total = pools[-1][1] + weight
+            pools[-1] = [(pools[-1][0] * pools[-1][1] + value * weight) / total, total]
+    level = [value for value, weight in pools for _ in range(int(weight))]
+    top = high - (len(level) - 1) * gap
+    result = [0.0] * len(level)
+    for rank, index in enumerate(order):
+        result[index] = max(min(level[rank], top), low) + rank * gap
+    return result
+
+
+def end_labels(
+    axes: Axes, ends: Sequence[tuple[float, float, str, Look]], size: float = 8.5
+) -> None:
+    """Write names at the right of a plot, moved apart, each tied to the end of its line.
+
+    Args:
+        axes: with its final limits and scales.
+        ends: x and y (data), name and look of every line.
+        size: points of the text.
+    """
+    axes.figure.draw_without_rendering()
+    height = axes.get_position().height * axes.figure.get_figheight() * 72
+    to_axes = axes.transData + axes.transAxes.inverted()
+    inside = [tuple(to_axes.transform((x, y))) for x, y, _, _ in ends]
+    inside = [(float(x), min(max(float(y), 0.0), 1.0)) for x, y in inside]
+    places = spread([y for _, y in inside], size * 1.4 / height, 0.0, 1.0)
+    for (x, y), place, (_, _, name, look) in zip(inside, places, ends, strict=True):
+        start = max(x, 1.0) if x > 0.95 else x
+        middle = 1.012 if x > 0.95 else x
+        axes.plot(
+            [start, middle, 1.035], [y, y, place], color=look.colour, lw=0.8, clip_on=False,
+            transform=axes.transAxes, alpha=1.0 if x > 0.95 else 0.5,
+        )  # fmt: skip
+        axes.plot(
+            1.045, place, marker=look.marker, ls="none", ms=4.5, mew=0, color=look.colour,
+            clip_on=False, transform=axes.transAxes,
+        )  # fmt: skip
+        axes.text(1.06, place, elide(name), va="center", size=size, transform=axes.transAxes)
+
+
+def legend(figure: Canvas, looks: Iterable[tuple[str, Look]], columns: int) -> None:
+    """Put one key for all panels above them."""
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=look.colour,
+            marker=look.marker,
+            ls=look.dash,
+            label=elide(name, 20),
+            ms=5,
+            mew=0,
+        )
+        for name, look in looks
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=2.2)

@@ -1,0 +1,31 @@
+"""All figures of a report, in the order of the page."""
+
+from __future__ import annotations
+
+from normjax.reporting import curves, diagram, drawing, forests, sweeps
+from normjax.reporting.drawing import Figure
+from normjax.reporting.palette import Look
+from normjax.reporting.results import Results
+
+
+def all_figures(results: Results, looks: dict[str, Look]) -> list[Figure]:
+    """Return every figure that the results allow.
+
+    Args:
+        results: a workdir read back.
+        looks: colour and marker by series.
+
+    Returns:
+        The figures; each is left out where it would be empty.
+    """
+    with drawing.style():
+        made: list[Figure | None] = []
+        if results.x:
+            made += [sweeps.by_x(results, looks), sweeps.by_x(results, looks, relative=True)]
+        made += [sweeps.by_rate(results, looks, name) for name in results.varied]
+        made.append(curves.learning_curves(results, looks))
+        made.append(forests.final_losses(results, looks))
+        made.append(forests.paired_differences(results, looks))
+        made.append(curves.gradient_norms(results, looks))
+        made.append(diagram.decoder(results, looks))
+    return [figure for figure in made if figure is not None]

@@ -1,0 +1,170 @@
+"""A workdir read into :class:`normjax.reporting.results.Results`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from normjax import runlog
+from normjax.errors import UserError
+from normjax.reporting import statistics
+from normjax.reporting.results import RATES, Cell, Rates, Results, Run, Variant, finite
+
+
+def load(workdir: Path) -> Results:
+    """Read a workdir.
+
+    Args:
+        workdir: folder with ``grid.json`` and ``runs/``.
+
+    Returns:
+        The results with every planned cell and run.
+
+    Raises:
+        UserError: if there is no usable ``grid.json``.
+    """
+    workdir = Path(workdir)
+    plan = _plan(workdir)
+    try:
+        cells = tuple(_cell(entry) for entry in plan["cells"])
+        runs = tuple(_run(workdir, entry) for entry in plan["runs"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"workdir={workdir}: grid.json has no usable cells and runs ({error!r}); "
+            "start the experiment again in a new workdir"
+        ) from error
+    known = {cell.name for cell in cells}
+    for run in runs:
+        if run.cell not in known:
+            raise UserError(
+                f"workdir={workdir}: run {run.id} belongs to cell {run.cell!r}, which grid.json "
+                "does not list; start the experiment again in a new workdir"
+            )
+    results = Results(workdir, plan, cells, runs)
+    return Results(workdir, plan, cells, runs, tuple(_variants(results)))
+
+
+def _plan(workdir: Path) -> dict[str, Any]:
+    try:
+        plan = runlog.read_json(workdir / "grid.json")
+    except (ValueError, OSError) as error:
+        raise UserError(
+            f"workdir={workdir}: grid.json cannot be read ({error}); "
+            "start the experiment again in a new workdir"
+        ) from error
+    if not isinstance(plan, dict):
+        raise UserError(
+            f"workdir={workdir}: holds no grid.json, so there is nothing to report; "
+            "pass the workdir of an experiment that was started"
+        )
+    if plan.get("format") != 1:
+        raise UserError(
+            f"workdir={workdir}: grid.json has format {plan.get('format')!r}, this version reads "
+            "format 1; make the report with the version that ran the experiment"
+        )
+    return plan
+
+
+def _cell(entry: dict[str, Any]) -> Cell:
+    parameters = finite(entry.get("parameters"))
+    return Cell(
+        name=str(entry["name"]),
+        series=str(entry.get("series") or entry["name"]),
+        x=finite(entry.get("x")),
+        title=str(entry.get("title") or entry["name"]),
+        description=str(entry.get("description") or ""),
+        changes=dict(entry.get("changes") or {}),
+        parameters=None if parameters is None else int(parameters),
+        flops_per_token=finite(entry.get("flops_per_token")),
+    )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a run folder; damage to one file must not cost the whole report."""
+    try:
+        value = runlog.read_json(path)
+    except (ValueError, OSError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _run(workdir: Path, entry: dict[str, Any]) -> Run:
+    folder = workdir / "runs" / str(entry["id"])
+    status = _object(folder / "status.json")
+    evaluations = tuple(runlog.read_metrics(folder))
+    at = finite(status.get("diverged_at"))
+    last = evaluations[-1]["step"] if evaluations else 0
+    return Run(
+        id=str(entry["id"]),
+        cell=str(entry["cell"]),
+        seed=int(entry["seed"]),
+        rates=Rates(*(float(entry[name]) for name in RATES), int(entry["steps"])),
+        state=str(status.get("state") or ("interrupted" if evaluations else "missing")),
+        step=max(int(finite(status.get("step")) or 0), last),
+        diverged_at=None if at is None else int(at),
+        reason=status.get("reason"),
+        evaluations=evaluations,
+        time={k: v for k in _TIMES if (v := finite(_time(status).get(k))) is not None},
+        environment=_object(folder / "environment.json"),
+    )
+
+
+_TIMES = ("compile_s", "train_s", "peak_memory_mb")
+
+
+def _time(status: dict[str, Any]) -> dict[str, Any]:
+    value = status.get("time")
+    return value if isinstance(value, dict) else {}
+
+
+def _variants(results: Results) -> Iterable[Variant]:
+    drafts = []
+    for cell in results.cells:
+        groups: dict[Rates | None, list[Run]] = {}
+        for run in results.runs:
+            if run.cell == cell.name:
+                groups.setdefault(run.rates, []).append(run)
+        for rates, runs in (groups or {None: []}).items():
+            losses = [run.final_loss for run in runs if run.final_loss is not None]
+            drafts.append(Variant(cell, rates, tuple(runs), statistics.estimate(losses)))
+    ranks = _ranks(drafts)
+    baselines = {
+        (v.cell.x, v.rates): v for v in reversed(drafts) if v.cell.series == results.baseline
+    }
+    for variant in drafts:
+        base = baselines.get((variant.cell.x, variant.rates))
+        other = base is not None and variant.cell.series != results.baseline
+        yield Variant(
+            variant.cell,
+            variant.rates,
+            variant.runs,
+            variant.loss,
+            statistics.paired(variant.losses, base.losses) if other and base else None,
+            ranks.get((variant.cell.name, variant.rates)),
+            _label(results, variant),
+        )
+
+
+def _ranks(variants: list[Variant]) -> dict[tuple[str, Rates | None], int]:
+    """Rank within each x: by mean loss, all-diverged variants share the last place."""
+    ranks = {}
+    for x in {v.cell.x for v in variants}:
+        here = [v for v in variants if v.cell.x == x]
+        trained = sorted(
+            (v for v in here if v.loss.mean is not None), key=lambda v: v.loss.mean or 0
+        )
+        lost = [v for v in here if v.all_diverged]
+        for place, variant in enumerate(trained, start=1):
+            ranks[variant.cell.name, variant.rates] = place
+        for variant in lost:
+            ranks[variant.cell.name, variant.rates] = len(trained) + 1
+    return ranks
+
+
+def _label(results: Results, variant: Variant) -> str:
+    """Return the series name with the x and the rates that vary, to tell variants apart."""
+    extra = results.panel_title(results.panel_key(variant))
+    same = [c for c in results.cells if c.series == variant.cell.series and c.x == variant.cell.x]
+    name = variant.cell.series if len(same) == 1 else variant.cell.name
+    return f"{name}, {extra}" if extra else name

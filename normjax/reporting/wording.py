@@ -1,0 +1,112 @@
+"""Numbers, runs and variants put into phrases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from normjax.reporting import explanations, statistics
+from normjax.reporting.results import DIVERGED, Results, Run, Variant
+from normjax.reporting.statistics import Estimate
+from normjax.reporting.tables import number
+
+WARNING, MAIN, DETAIL = KINDS = ("warning", "main", "detail")
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence or two; ``kind`` is WARNING (said first), MAIN (the answer) or DETAIL."""
+
+    kind: str
+    text: str
+
+
+def representatives(results: Results) -> list[Variant]:
+    """Return one variant per cell: its only one, or the best of the rates that were tried."""
+    chosen = []
+    for cell in results.cells:
+        variants = [v for v in results.variants if v.cell.name == cell.name]
+        chosen.append(min(variants, key=lambda v: (v.loss.mean is None, v.loss.mean or 0.0)))
+    return chosen
+
+
+def no_baseline(results: Results) -> str:
+    """Say that differences are missing because the baseline has no finished run."""
+    return f"There is no finished run of the baseline ({results.baseline}), so no difference to it."
+
+
+def subject(results: Results, variant: Variant) -> str:
+    """Return a variant as a noun phrase, such as ``removing attention (no-attention)``."""
+    name = variant.cell.series
+    phrase = explanations.action(explanations.effective(results, variant.cell))
+    return f"{phrase} ({name})" if phrase else f"the variant {name}"
+
+
+def difference(variant: Variant, base: Variant | None) -> Estimate:
+    """Return the difference of two variants' final losses, paired by seed."""
+    return statistics.paired(variant.losses, base.losses) if base else Estimate(0)
+
+
+def change(estimate: Estimate) -> str:
+    """Return a difference with its interval, such as ``+0.210 ± 0.013``."""
+    shown = number(estimate.mean, signed=True)
+    half = estimate.half_width
+    return shown if half is None else f"{shown}\u00a0±\u00a0{number(half)}"
+
+
+def scales(loss: float, unit: str) -> str:
+    """Return a loss in nats as perplexity and bits, as a clause."""
+    return (
+        f", that is a perplexity of {number(statistics.perplexity(loss), digits=2)} or "
+        f"{number(statistics.bits(loss))} bits per {unit}"
+    )
+
+
+def references(results: Results) -> str:
+    """Return the losses of models that know nothing of context, as a sentence."""
+    unigram, uniform = results.reference("unigram"), results.reference("uniform")
+    if unigram is None or uniform is None:
+        return ""
+    return (
+        f"Knowing only how frequent each {results.unit} is gives {number(unigram)} nats; guessing "
+        f"all alike gives {number(uniform)}."
+    )
+
+
+def state_text(run: Run) -> str:
+    """Return how a run stands, in words."""
+    if run.outcome == DIVERGED:
+        return "diverged" if run.diverged_at is None else f"diverged at step {run.diverged_at}"
+    if run.state == "missing":
+        return "not started"
+    if run.state == "done":
+        return "done" if run.final_loss is not None else "done, but its last evaluation is missing"
+    return f"{run.state} at step {run.step} of {run.rates.steps}"
+
+
+def pairs(estimate: Estimate) -> str:
+    """Return the number of pairs in words."""
+    return "1 pair of runs" if estimate.n == 1 else f"{estimate.n} pairs of runs"
+
+
+def capital(text: str) -> str:
+    """Return text with its first letter large."""
+    return text[:1].upper() + text[1:]
+
+
+def listed(items: Iterable[str]) -> str:
+    """Return items as an English list.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    items = list(items)
+    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+
+
+def shortened(items: Iterable[str]) -> str:
+    """Return items separated by semicolons, the later ones only counted."""
+    items = list(items)
+    more = [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return "; ".join(items[:_SHOWN] + more)

@@ -1,0 +1,26 @@
+"""What every test runs under: a CPU with four devices, strict promotion, no 64-bit mode."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+jax.config.update("jax_num_cpu_devices", 4)
+
+
+@pytest.fixture(autouse=True)
+def _sixty_four_bits_stay_off():
+    """No test, and nothing a test calls, may leave 64-bit mode on."""
+    yield
+    assert not jax.config.jax_enable_x64
+
+
+@pytest.fixture
+def x64():
+    """64-bit mode for one test, restored after it."""
+    with jax.enable_x64(True):
+        yield

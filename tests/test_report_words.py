@@ -1,0 +1,233 @@
+"""The sentences of a report say what the numbers say, and how sure they are."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import report_workdirs
+
+from normjax import runlog
+from normjax.placements import PLACEMENTS
+from normjax.reporting import drawing, duel, explanations, findings, loading, trends, wording
+
+
+def _grid(workdir: Path, losses: dict[str, list[float | None]], **more) -> loading.Results:
+    """A grid with exact final losses by cell and seed; None stands for a diverged run."""
+    changes = {name: row[2] for name, row in report_workdirs.ABLATION.items()}
+    cells = [report_workdirs.cell(n, n, "", changes.get(n, {"train.batch": 1})) for n in losses]
+    runs = [report_workdirs.planned(n, seed) for n in losses for seed in range(len(losses[n]))]
+    runlog.write_json(workdir / "grid.json", report_workdirs.plan(cells, runs, **more))
+    for run in runs:
+        loss = losses[run["cell"]][run["seed"]]
+        folder = workdir / "runs" / run["id"]
+        folder.mkdir(parents=True)
+        runlog.append_metrics(folder, {"step": 600, "validation/loss": loss})
+        state = {"state": "done"} if loss is not None else {"state": "diverged", "diverged_at": 7}
+        runlog.write_json(folder / "status.json", {**state, "step": 600, "steps": 600})
+    return loading.load(workdir)
+
+
+def _text(results) -> str:
+    said = findings.warnings(results)
+    said += trends.sweep(results) if results.x else findings.ablation(results)
+    return "\n".join(finding.text for finding in said).replace("\u00a0", " ")
+
+
+FULL = [1.90, 1.92, 1.94]
+
+
+def _plus(*gaps: float) -> list[float]:
+    return [loss + gap for loss, gap in zip(FULL, gaps, strict=True)]
+
+
+def test_worst_better_and_undecided(tmp_path):
+    losses = {
+        "full": FULL,
+        "no-attention": _plus(0.50, 0.51, 0.52),
+        "no-mlp": _plus(0.20, 0.21, 0.22),
+        "no-positions": _plus(-0.30, 0.01, 0.30),
+        "post-norm": _plus(-0.05, -0.051, -0.049),
+    }
+    text = _text(_grid(tmp_path, losses))
+    assert "Removing attention (no-attention) hurts most: +0.510 ± 0.025 nats" in text
+    assert "clearly worse than the next, removing the MLP (no-mlp)" in text
+    assert "Clearly better than full: normalizing after the addition (post-norm) −0.050" in text
+    undecided = next(line for line in text.splitlines() if "Not distinguishable" in line)
+    assert "no-positions" in undecided and "no-mlp" not in undecided
+    assert "No run diverged" in text
+
+
+def test_largest_difference_within_its_noise_is_not_called_a_harm(tmp_path):
+    text = _text(_grid(tmp_path, {"full": FULL, "no-mlp": _plus(-0.2, 0.1, 0.4)}))
+    assert "hurts most" not in text and "not distinguishable from the baseline" in text
+
+
+def test_nothing_worse(tmp_path):
+    text = _text(_grid(tmp_path, {"full": FULL, "no-mlp": _plus(-0.2, -0.21, -0.2)}))
+    assert "No variant that trained ends at a higher mean loss than full" in text
+
+
+@pytest.mark.parametrize(
+    ("residual", "norm", "expected"),
+    [
+        (_plus(0.5, 0.5, 0.51), _plus(0.1, 0.1, 0.1), "Removing residual connections hurts more"),
+        (_plus(0.1, 0.1, 0.1), _plus(0.5, 0.5, 0.51), "Removing normalization hurts more"),
+        (_plus(0.1, 0.4, 0.1), _plus(0.2, 0.2, 0.1), "Not decided: removing residual"),
+        ([None] * 3, _plus(0.5, 0.5, 0.5), "every run without residual connections diverged"),
+        (_plus(0.5, 0.5, 0.5), [None] * 3, "Removing normalization hurts more: every run"),
+        ([None] * 3, [None] * 3, "Every run diverged without either"),
+        ([None, 2.5, 2.5], _plus(0.1, 0.1, 0.1), "1 of 3 runs diverged, without normalization 0"),
+        ([2.5, None, None], _plus(0.1, 0.1, 0.1), "one pair decides nothing"),
+    ],
+)
+def test_residual_or_norm(tmp_path, residual, norm, expected):
+    results = _grid(tmp_path, {"full": FULL, "no-residual": residual, "no-norm": norm})
+    (finding,) = duel.residual_or_norm(results, wording.representatives(results))
+    assert expected in finding.text
+
+
+def test_residual_or_norm_is_silent_without_both_cells(tmp_path):
+    results = _grid(tmp_path, {"full": FULL, "no-norm": FULL})
+    assert duel.residual_or_norm(results, wording.representatives(results)) == []
+
+
+def test_divergence_is_said_with_seed_and_step(tmp_path):
+    text = _text(_grid(tmp_path, {"full": FULL, "no-norm": [None, 2.0, 2.1], "no-mlp": [None] * 3}))
+    assert "Removing the MLP (no-mlp) hurts most: every run diverged" in text
+    assert "no-norm: 1 of 3 (seed 0 at step 7)" in text and "flatter" in text
+
+
+def test_baseline_that_diverged(tmp_path):
+    text = _text(_grid(tmp_path, {"full": [None] * 3, "no-mlp": FULL}))
+    assert "no finished run of the baseline (full)" in text
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [(1, "no interval"), (2, "12.7 standard errors")])
+def test_few_seeds_are_said_first(tmp_path, seeds, expected):
+    results = _grid(tmp_path, {"full": FULL[:seeds], "no-mlp": [2.5, 2.6][:seeds]})
+    assert expected in findings.warnings(results)[0].text
+    if seeds == 1:
+        assert "without an interval" in _text(results) and "±" not in _text(results)
+
+
+def test_counting_characters_as_reference(tmp_path):
+    text = _text(_grid(tmp_path, {"full": FULL, "no-attention": [3.30, 3.32, 3.31]}))
+    line = next(line for line in text.splitlines() if "counting characters" in line)
+    assert "no-attention (3.310)" in line and "full" not in line
+    assert "3.310 nats; guessing all alike gives 4.431" in text
+
+
+def test_rates_name_the_edge(tmp_path):
+    results = loading.load(report_workdirs.ablation(tmp_path, seeds=2, rates=(0.001, 0.003)))
+    text = _text(results)
+    assert "full, learning rate 0.003" in text and "edge of what was tried" in text
+
+
+def _sweep(workdir: Path, losses: dict[str, dict[int, list[float | None]]]):
+    cells, runs, finals = [], [], {}
+    for name, points in losses.items():
+        for x, values in points.items():
+            changes = {"model.depth": x, **report_workdirs.DEPTH[name][0]}
+            entry = report_workdirs.cell(f"{name}-{x}", "", "", changes, series=name, x=x)
+            cells.append(entry)
+            for seed, loss in enumerate(values):
+                runs.append(report_workdirs.planned(entry["name"], seed))
+                finals[runs[-1]["id"]] = loss
+    axis = {"name": "depth", "label": "depth", "scale": "log2"}
+    plan = report_workdirs.plan(cells, runs, baseline="pre", x=axis)
+    runlog.write_json(workdir / "grid.json", plan)
+    for run in runs:
+        loss = finals[run["id"]]
+        folder = workdir / "runs" / run["id"]
+        folder.mkdir(parents=True)
+        runlog.append_metrics(folder, {"step": 600, "validation/loss": loss})
+        state = "done" if loss is not None else "diverged"
+        runlog.write_json(folder / "status.json", {"state": state, "step": 600, "steps": 600})
+    return loading.load(workdir)
+
+
+def test_trend_crossing_and_divergence_along_x(tmp_path):
+    results = _sweep(
+        tmp_path,
+        {
+            "pre": {2: FULL, 4: FULL, 8: FULL},
+            "post": {
+                2: _plus(-0.1, -0.1, -0.11),
+                4: _plus(-0.1, 0.1, 0.01),
+                8: _plus(0.3, 0.3, 0.31),
+            },
+            "none": {2: _plus(0.02, 0.02, 0.021), 4: _plus(0.1, 0.1, 0.1), 8: [None] * 3},
+        },
+    )
+    text = _text(results)
+    assert "At depth 8, every run of none diverged" in text
+    assert "post lies furthest above pre, by +0.303" in text
+    assert "at depth 2 post (1.817)" in text
+    assert "It rises from depth 2 to 8, by 0.407" in text
+    (crossing,) = (c for c in trends.crossings(trends.lines(results)) if "pre" in c[:2])
+    assert crossing == ("post", "pre", 2.0, 8.0, True)
+
+
+def test_crossing_within_noise_is_not_clear(tmp_path):
+    results = _sweep(
+        tmp_path,
+        {
+            "pre": {2: FULL, 4: FULL},
+            "post": {2: _plus(-0.3, 0.1, 0.1), 4: _plus(0.3, -0.1, -0.1)},
+        },
+    )
+    (crossing,) = trends.crossings(trends.lines(results))
+    assert not crossing.clear
+    assert "within the noise" in _text(results)
+
+
+def test_schemes_agree_with_the_placements():
+    assert explanations.SCHEMES.keys() == PLACEMENTS.keys()
+    for name, scheme in explanations.SCHEMES.items():
+        row = PLACEMENTS[name]
+        ours = (scheme.read, scheme.output, scheme.stream, scheme.final_norm)
+        assert ours == (row.read, row.output, row.stream, row.final_norm), name
+        assert bool(scheme.a) == (row.residual(3, 8) != 1.0), name
+        assert bool(scheme.b) == (bool(row.learned_branch) or row.branch(3, 8) != 1.0), name
+        assert bool(scheme.c) == (row.scale(3, 8) != 1.0), name
+
+
+@pytest.mark.parametrize("name", list(explanations.SCHEMES))
+@pytest.mark.parametrize("residual", [True, False])
+def test_printed_equation_computes_the_equation(name, residual):
+    """Evaluate the printed text and the equation h' = P(a h + b Q(F(c N(h)))) on numbers."""
+    scheme = explanations.SCHEMES[name]
+    h, a, b, c = 1.7, 1.3, 0.7, 0.4
+
+    def norm(v: float) -> float:
+        return v / (1 + abs(v))
+
+    def branch(v: float) -> float:
+        return 2 * v + 0.1
+
+    def maybe(use: bool, v: float) -> float:
+        return norm(v) if use else v
+
+    inner = (c if scheme.c else 1) * maybe(scheme.read, h)
+    out = (b if scheme.b else 1) * maybe(scheme.output, branch(inner))
+    expected = maybe(scheme.stream, (a if scheme.a else 1) * h * residual + out)
+    text = explanations.equation(name, residual).split("=", 1)[1].strip()
+    for factor in "abc":
+        text = text.replace(f"{factor} ", f"{factor} * ")
+    names = {"Norm": norm, "F": branch, "h": h, "a": a, "b": b, "c": c}
+    assert eval(text, {"__builtins__": {}}, names) == pytest.approx(expected, rel=1e-14)
+
+
+def test_spread_keeps_order_distance_and_mean():
+    rng = random.Random(3)
+    for _ in range(50):
+        wanted = [rng.gauss(0, 1) for _ in range(rng.randint(1, 9))]
+        placed = drawing.spread(wanted, 0.5, -100, 100)
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        gaps = [placed[b] - placed[a] for a, b in zip(order, order[1:], strict=False)]
+        assert all(gap >= 0.5 - 1e-9 for gap in gaps)
+        assert sum(placed) == pytest.approx(sum(wanted))
+    assert drawing.spread([0.0, 5.0], 0.5, -100, 100) == [0.0, 5.0]
+    assert drawing.spread([0.1, 0.1, 0.1], 1.0, 0.0, 10.0) == [0.0, 1.0, 2.0]
