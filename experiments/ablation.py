@@ -18,7 +18,7 @@ from normjax import configs, runner
 from normjax.grid import Cell, ExperimentConfig, Question
 
 CELLS = (
-    Cell("full", "full model", "Everything in place: pre-norm, attention, MLP, rotary positions.", {}),
+    Cell("full", "full model", "Everything in place, with rotary positions and pre-norm.", {}),
     Cell(
         "no-attention", "minus attention",
         "Attention is removed; a token sees only itself, through the MLPs.",
@@ -61,7 +61,7 @@ PRESETS = {
         "model.width": 64, "model.heads": 4, "train.steps": 500, "train.learning_rate": 3e-3,
         "train.batch_size": 16,
     }),
-    "standard": ("4 layers, 128 wide, window 64, batch 12, 2000 steps: the recipe's size", STANDARD),
+    "standard": ("4 layers, 128 wide, batch 12, 2000 steps: a known recipe's size", STANDARD),
     "smoke": ("2 layers, 16 wide, 20 steps: whether everything runs", {
         "model.depth": 2, "model.width": 16, "model.heads": 2, "data.window": 16,
         "train.steps": 20, "train.warmup_steps": 5, "train.batch_size": 4,

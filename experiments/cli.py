@@ -1,4 +1,7 @@
-"""From a command line to an experiment: parsing, messages, exit codes. launch.py defines the flags."""
+"""From a command line to an experiment: parsing, messages, exit codes.
+
+launch.py defines the flags.
+"""
 
 from __future__ import annotations
 
@@ -162,8 +165,7 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     from normjax.locking import LockedError
 
     workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}")
-    arguments = [a for a in argv_of_process() if not a.startswith(("--workdir", "--dry_run"))]
-    command = shlex.join(["python", "launch.py", *arguments, f"--workdir={workdir}"])
+    command = shlex.join(["python", "launch.py", *_given(values), f"--workdir={workdir}"])
     options = runner.Options(workdir, command, dry_run=values.dry_run)
     try:
         page = experiment.run(config, values.preset, options)
@@ -181,9 +183,14 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     return 0
 
 
-def argv_of_process() -> list[str]:
-    """Return the arguments that the process was started with."""
-    return sys.argv[1:]
+def _given(values: flags.FlagValues) -> list[str]:
+    """Return the flags that the command line gave, but for workdir and dry_run, as they parse."""
+    given = [*_launcher_flags(values), *(values[n] for n in values if n.startswith("config."))]
+    return [
+        flag.serialize()
+        for flag in given
+        if flag.present and flag.name not in ("workdir", "dry_run")
+    ]
 
 
 def _use_devices(count: int) -> None:

@@ -9,6 +9,7 @@ a save leaves the previous one in force.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 import warnings
@@ -26,7 +27,7 @@ KEPT = 2
 
 
 class Checkpoints:
-    """The checkpoints of a run folder: ``checkpoints/STEP/`` and ``checkpoint_hashes/STEP.json``."""
+    """A run folder's checkpoints: ``checkpoints/STEP/``, ``checkpoint_hashes/STEP.json``."""
 
     def __init__(self, run_dir: Path):
         self._run = Path(run_dir)
@@ -51,12 +52,20 @@ class Checkpoints:
 
         A step that is already there, verified, is left alone: the same run at the same step holds
         the same numbers.
+
+        Raises:
+          OSError: it could not be written; the checkpoint before is still in force.
         """
         if step in self.verified_steps():
             return
         self._drop(step)
-        self._open().save(step, args=ocp.args.StandardSave(_flatten(tree)), force=True)
-        self._open().wait_until_finished()
+        try:
+            self._open().save(step, args=ocp.args.StandardSave(_flatten(tree)), force=True)
+            self._open().wait_until_finished()
+        except (ValueError, RuntimeError, OSError) as error:  # tensorstore's own, where disks fill
+            reason = " ".join(str(error).split())[:200]
+            folder = str(self._folder / str(step))
+            raise OSError(errno.EIO, f"checkpoint not written: {reason}", folder) from error
         write_json(self._hashes / f"{step}.json", _hash_folder(self._folder / str(step)))
         for old in self._hashes.glob("*.json"):
             if not (self._folder / old.stem).exists():
@@ -70,10 +79,11 @@ class Checkpoints:
         """
         good, damaged = [], []
         for path in sorted(self._hashes.glob("*.json")):
-            step, folder = int(path.stem), self._folder / path.stem
-            if not folder.exists():
+            folder = self._folder / path.stem
+            if not path.stem.isdecimal() or not folder.is_dir():
                 continue
-            bad = _differing_file(folder, read_json(path))
+            step = int(path.stem)
+            bad = _differing_file(folder, _read_hashes(path))
             if bad is None:
                 good.append(step)
             else:
@@ -104,7 +114,7 @@ class Checkpoints:
             if found.get(name) != wanted.get(name):
                 raise UserError(
                     f"checkpoint {self._folder / str(step)}: leaf {name} is {_said(found, name)},"
-                    f" the model needs {_said(wanted, name)}; use another workdir, or the old config"
+                    f" the model needs {_said(wanted, name)}; use another workdir or the old config"
                 )
         template = {k: np.zeros(leaf.shape, leaf.dtype) for k, leaf in names.items()}
         tree = self._open().restore(step, args=ocp.args.StandardRestore(template))
@@ -155,6 +165,15 @@ def _hash_folder(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*")) if path.is_file()
     }  # fmt: skip
+
+
+def _read_hashes(path: Path) -> dict[str, str]:
+    """Return the hashes of a checkpoint; none where their own file is damaged."""
+    try:
+        hashes = read_json(path)
+    except ValueError:
+        return {}
+    return hashes if isinstance(hashes, dict) else {}
 
 
 def _differing_file(folder: Path, hashes: dict[str, str]) -> str | None:

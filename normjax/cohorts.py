@@ -1,8 +1,8 @@
 """Many runs at once: a cohort trains in lockstep, spread over devices and over lanes within each.
 
-All ways give the losses that each run has alone. Arrays of a cohort have two leading axes, (devices,
-lanes). ``jax.pmap`` carries the first one; it is kept outermost, and the state stays on the devices
-between calls.
+All ways give the losses that each run has alone. Arrays of a cohort have two leading axes,
+(devices, lanes). ``jax.pmap`` carries the first one; it is kept outermost, and the state stays on
+the devices between calls.
 """
 
 from __future__ import annotations
@@ -43,13 +43,18 @@ def _over_lanes(function: Callable[..., Any], in_axes: Axes, together: bool) -> 
     return mapped
 
 
+def _in_place_of(old: jax.Array, new: np.ndarray) -> jax.Array:
+    """Put a host array where an array of the state lies; elsewhere it would compile anew."""
+    return jax.device_put(new, old.sharding)
+
+
 class Cohort:
     """Runs of one program, trained in lockstep on the given devices.
 
     With parallel="runs" member i sits on device i // lanes in lane i % lanes, and lanes left over
     repeat the last member; with parallel="data" every device holds all members and its part of each
-    batch. The layout depends on the number of members and devices only, so a resumed cohort runs the
-    program it was stopped in, bit for bit.
+    batch. The layout depends on the number of members and devices only, so a resumed cohort runs
+    the program it was stopped in, bit for bit.
 
     Lanes of one device run under vmap on an accelerator; on a CPU they run in turn, which is faster
     there (a batch of small matrix products is slower than the products one by one).
@@ -88,7 +93,13 @@ class Cohort:
         )
         lanes = _over_lanes(function, in_axes, together)
         if len(self.devices) == 1:
-            return jax.jit(_over_lanes(lanes, in_axes, together), donate_argnums=donate)
+            program = jax.jit(_over_lanes(lanes, in_axes, together), donate_argnums=donate)
+
+            def on_device(*arguments):
+                with jax.default_device(self.devices[0]):
+                    return program(*arguments)
+
+            return on_device
         return jax.pmap(
             lanes, axis_name=BATCH_AXIS, in_axes=in_axes, devices=self.devices,
             donate_argnums=donate,
@@ -126,7 +137,9 @@ class Cohort:
 
     def start(self, states: Sequence[State] | None = None) -> None:
         """Begin from the seeds, or from one saved state per member."""
-        self._state = self._init(self._hyper) if states is None else self._place(states)
+        self._state = self._init(self._hyper)
+        if states is not None:
+            self._state = jax.tree.map(_in_place_of, self._state, self._place(states))
 
     def advance(self, windows: np.ndarray, count: int) -> None:
         """Take ``count`` steps on windows (members, S, B, T + 1), the batches of up to S steps.
@@ -150,11 +163,9 @@ class Cohort:
 
     def reset_sums(self) -> None:
         """Zero what the state sums up between evaluations."""
-        sums = {
-            name: np.zeros_like(np.asarray(getattr(self.state, name)))
-            for name in ("loss_sum", "norm_sum", "sum_steps")
-        }
-        self._state = self.state._replace(**sums)
+        sums = {name: getattr(self.state, name) for name in ("loss_sum", "norm_sum", "sum_steps")}
+        zeros: Any = {name: _in_place_of(x, np.zeros(x.shape, x.dtype)) for name, x in sums.items()}
+        self._state = self.state._replace(**zeros)
 
     def member_state(self, member: int) -> State:
         """Return the whole state of one member as arrays on the host."""

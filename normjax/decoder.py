@@ -5,8 +5,8 @@ The rest of the program sees two functions: ``init(key) -> params`` and
 blocks are stacked along a leading axis of length depth, whether the blocks are scanned or unrolled,
 so both read the same checkpoint.
 
-Shapes: B sequences, T positions, D width, H heads, K key/value heads, C head width, F MLP width, V
-vocabulary, L blocks.
+Shapes: B sequences, T positions, D width, H heads, K key/value heads, G = H / K query heads that
+share one of them, C head width, F MLP width, V vocabulary, L blocks.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
         value = getattr(c, name)
         if not 0 <= value < float("inf"):
             raise UserError(f"{prefix}.{name}={value}: must be finite and at least 0")
-    if "float64" in (c.dtype, c.param_dtype) and not jax.config.jax_enable_x64:
+    if "float64" in (c.dtype, c.param_dtype) and not jax.config.read("jax_enable_x64"):
         raise UserError(f"{prefix}.dtype={c.dtype}: float64 needs `with jax.enable_x64(True)`")
 
 
@@ -197,16 +197,26 @@ class Attention(nn.Module):
         if c.positions == "rotary":
             angles = rotary_angles(length, C)
             q, k = rotate(q, angles), rotate(k, angles)
-        q = q.reshape(batch, length, K, G, C) * C**-0.5
-        logits = jnp.einsum("btkgc,bskc->bkgts", q, k)
+        # Laid out as plain batched products (B, K): twice as fast on a CPU as the einsum over the
+        # heads where they stand. The G queries of a group are rows of one product.
+        q_BKRC = _heads_first((q * C**-0.5).reshape(batch, length, K, G, C))
+        k_BKSC, v_BKSC = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        logits = q_BKRC @ k_BKSC.transpose(0, 1, 3, 2)
         logits = softcap(logits.astype(_wide(logits.dtype)), c.attention_softcap)
         causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
         # The most negative finite number, not -inf: inf - inf in a derivative would be NaN.
-        logits = jnp.where(causal, logits, jnp.finfo(logits.dtype).min)
-        p = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
-        o = jnp.einsum("bkgts,bskc->btkgc", p, v).reshape(batch, length, K * G * C)
+        logits = jnp.where(jnp.tile(causal, (G, 1)), logits, jnp.finfo(logits.dtype).min)
+        p_BKRS = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
+        o = (p_BKRS @ v_BKSC).reshape(batch, K, G, length, C)
+        o = o.transpose(0, 3, 1, 2, 4).reshape(batch, length, K * G * C)
         out_std = gain * c.initialization.output_stddev(K * G * C, width, c.depth)
         return Linear(width, c, out_std, name="output")(o)
+
+
+def _heads_first(q_BTKGC: Array) -> Array:
+    """Return (B, K, R, C) with the R = G T rows of a group's queries, query head by query head."""
+    batch, length, K, G, C = q_BTKGC.shape
+    return q_BTKGC.transpose(0, 2, 3, 1, 4).reshape(batch, K, G * length, C)
 
 
 class MLP(nn.Module):
@@ -276,12 +286,12 @@ class SubLayer(nn.Module):
 
 
 class Block(nn.Module):
-    """The sub-layers of one block, in order. Carries the stream; a, b, c are this block's factors."""
+    """The sub-layers of one block, in order, with this block's factors (a, b, c)."""
 
     config: DecoderConfig
 
     @nn.compact
-    def __call__(self, h: Array, factors: tuple[Any, Any, Any]) -> tuple[Array, None]:
+    def __call__(self, h: Array, factors: tuple[Any, ...]) -> tuple[Array, None]:
         for name in sublayers(self.config):
             h = SubLayer(self.config, name, name=name)(h, *factors)
         return h, None
@@ -320,26 +330,28 @@ class DecoderModule(nn.Module):
         c = self.config
         place = c.resolved_placement
         block = nn.remat(Block, prevent_cse=not c.scan_layers) if c.remat else Block
-        in_axes, factors = [], []
-        for schedule in (place.residual, place.branch, place.scale):
-            values = [schedule(block_number, c.depth) for block_number in range(1, c.depth + 1)]
-            same = len(set(values)) == 1
-            # A factor that is the same in every block stays a Python number, so that 1 costs
-            # nothing and 0 removes the path from the program.
-            factors.append(float(values[0]) if same else jnp.asarray(values, jnp.float32))
-            in_axes.append(nn.broadcast if same else 0)
-        constant = tuple(x if isinstance(x, float) else None for x in factors)
-        scanned = tuple(None if isinstance(x, float) else x for x in factors)
+        schedules = (place.residual, place.branch, place.scale)
+        factors = [_per_block(schedule, c.depth) for schedule in schedules]
 
-        def body(module: Block, carry: Array, varying: tuple[Any, Any, Any]):
-            merged = tuple(k if v is None else v for k, v in zip(constant, varying, strict=True))
-            return module(carry, merged)
+        def body(module: Block, carry: Array, varying: Any):
+            rest = iter(varying)
+            return module(carry, tuple(x if isinstance(x, float) else next(rest) for x in factors))
 
         scan = nn.scan(
             body, variable_axes={"params": 0}, split_rngs={"params": True},
             length=c.depth, unroll=1 if c.scan_layers else c.depth,
         )  # fmt: skip
-        return scan(block(c, name="blocks"), h, scanned)[0]
+        varying = tuple(x for x in factors if not isinstance(x, float))
+        return scan(block(c, name="blocks"), h, varying)[0]
+
+
+def _per_block(schedule: placements.Schedule, depth: int) -> Any:
+    """Return a schedule's values as an array (L,), or as one number where they are all the same.
+
+    A number costs nothing where it is 1 and takes the path out of the program where it is 0.
+    """
+    values = [schedule(block, depth) for block in range(1, depth + 1)]
+    return float(values[0]) if len(set(values)) == 1 else jnp.asarray(values, jnp.float32)
 
 
 # --- what the rest of the program sees ------------------------------------------------------------
@@ -368,15 +380,17 @@ class Decoder:
         return DecoderModule(self.config, self.vocabulary, self.window)
 
     def init(self, key: Array) -> Params:
-        """Return the parameters: a nested dict of arrays, those of the blocks stacked over depth."""
-        # Scanned, the blocks' draws are compiled once, not once per block; the numbers are the same.
+        """Return the parameters: nested dicts of arrays, those of the blocks stacked."""
+        # Scanned, the blocks' draws are compiled once, not per block; the numbers are the same.
         rolled = dataclasses.replace(self.config, scan_layers=True, remat=False)
         module = DecoderModule(rolled, self.vocabulary, self.window)
-        return module.init(key, jnp.zeros((1, self.window), jnp.int32))["params"]
+        variables: Any = module.init(key, jnp.zeros((1, self.window), jnp.int32))
+        return variables["params"]
 
     def apply(self, params: Params, tokens: Array) -> Array:
         """Return logits (B, T, V), float32 at least, for tokens (B, T) with T <= window."""
-        return self._module.apply({"params": params}, tokens)
+        logits: Any = self._module.apply({"params": params}, tokens)
+        return logits
 
     def parameter_count(self) -> int:
         """Number of learned numbers, without making them."""

@@ -58,7 +58,7 @@ def matrix_peak(devices: Sequence[Any], size: int = 768, repeats: int = 4) -> fl
 
 
 def describe(cohorts: Sequence[CohortPlan], corpus: Corpus, devices: Sequence[Any]) -> str:
-    """Return the runs, cohorts, parameters, memory and time of a grid as text, for ``--dry_run``."""
+    """Return what ``--dry_run`` prints: runs, cohorts, parameters, memory and time of a grid."""
     vocabulary = corpus.vocabulary_size
     runs = sum(len(cohort.runs) for cohort in cohorts)
     lines = [

@@ -130,7 +130,8 @@ def select(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
     for name in names:
         if name not in known:
             raise UserError(
-                f"config.grid.variants={name}: must be among {', '.join(known)}{suggest(name, known)}"
+                f"config.grid.variants={name}: must be among {', '.join(known)}"
+                f"{suggest(name, known)}"
             )
     return [cell for cell in cells if {cell.name, cell.series} & set(names)]
 
@@ -150,6 +151,9 @@ def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None
         for value in getattr(g, name):
             if not 0 <= value < float("inf"):
                 raise UserError(f"config.grid.{name}={value}: must be finite and at least 0")
+        if len(set(getattr(g, name))) < len(getattr(g, name)):
+            listed = ",".join(str(value) for value in getattr(g, name))
+            raise UserError(f"config.grid.{name}={listed}: lists a value twice; list each once")
     for cell in cells:
         changed = configs.replace(config, cell.changes)
         decoder.check(changed.model)

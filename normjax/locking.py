@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 
@@ -15,7 +15,7 @@ class LockedError(RuntimeError):
 
 
 @contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
+def locked(workdir: Path) -> Generator[None]:
     """Hold the workdir's lock; raise :class:`LockedError` at once where another process holds it.
 
     The lock is the kernel's (flock), not the file's existence: a killed owner leaves none behind.

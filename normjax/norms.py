@@ -1,17 +1,18 @@
-r"""Normalizations: pure functions, the table of them, and thin Flax modules.
+"""Normalizations: pure functions, the table of them, and thin Flax modules.
 
 Every norm divides a vector x of d features by a scale and multiplies it by a gain,
 
     y = gain * x / s + bias,        s = sqrt(mean(x^2) + eps)        (RMSNorm)
 
 with eps **inside** the root, in units of the mean square. Statistics are computed in float32 at
-least (float64 stays float64), whatever the input's dtype, and the result is cast to that dtype last.
+least (float64 stays float64), whatever the input's dtype; the result is cast to that dtype last.
 
-Range. A mean of squares overflows float32 from \|x\| = 1.8e19 on and vanishes below 1e-23; both give
-a silently wrong 0 or infinity. Here x is first divided by a power of two near its largest entry,
-which is exact, so that the result is right for every finite input, subnormal numbers included. (XLA
-reads subnormal floats as zero; they are recovered from their bits.) A zero vector gives zeros; its
-derivative is gain/sqrt(eps), and zero by convention where eps = 0 leaves it undefined.
+Range. A mean of squares overflows float32 for entries from 1.8e19 on and vanishes below 1e-23; both
+give a silently wrong 0 or infinity. Here x is first divided by a power of two near its largest
+entry, which is exact, so that the result is right for every finite input, subnormal numbers
+included. (XLA reads subnormal floats as zero; they are recovered from their bits.) A zero vector
+gives zeros; its derivative is gain/sqrt(eps), and zero by convention where eps = 0 leaves it
+undefined.
 
 Derivatives are hand-written with ``jax.custom_jvp`` because autodiff would square the range problem
 again. The rules are themselves made of such functions, so every order, forward and reverse, works.
@@ -228,8 +229,8 @@ class Norm:
 
     Attributes:
       function: ``(x, gain, [bias], *, eps) -> y`` on (..., d).
-      gain: "g" (multiplies by g, starts at 1), "1+g" (multiplies by 1 + g, g starts at 0; the sum is
-        formed in float32) or "none".
+      gain: "g" (multiplies by g, starts at 1), "1+g" (multiplies by 1 + g, g starts at 0; the sum
+        is formed in float32) or "none".
       bias: whether a bias is learned; it starts at 0.
       title: what a legend calls it.
     """
@@ -240,7 +241,7 @@ class Norm:
     title: str
 
     def __call__(self, x: Array, parameters: Mapping[str, Array], eps: float) -> Array:
-        """Apply the norm with its parameters: {"gain": (d,), "bias": (d,)}, as far as it has them."""
+        """Apply the norm with the parameters it has: {"gain": (d,), "bias": (d,)}."""
         arguments = dict(parameters)
         if self.gain == "1+g":
             gain = arguments["gain"]

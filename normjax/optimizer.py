@@ -1,4 +1,4 @@
-"""AdamW as this project trains: schedule, clipping that survives overflow, decay of matrices only."""
+"""AdamW as used here: schedule, clipping that survives overflow, decay of matrices only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unit_schedule(steps: int, warmup: int, final_fraction: float) -> optax.Sched
 
 
 def global_norm(tree: Any) -> tuple[Array, Array]:
-    """Return (m, c) with m c = sqrt(sum of squares of all leaves); m is finite where the leaves are.
+    """Return (m, c) with m c the root of the sum of squares; m is finite where the leaves are.
 
     c is a power of two near the largest entry, so that m neither overflows nor vanishes: a leaf of
     1e20 has a norm whose square float32 cannot hold. m c itself may still overflow.

@@ -77,7 +77,7 @@ PLACEMENTS: dict[str, Placement] = {
     "post": Placement("post-norm", "Vaswani et al. 2017, arXiv 1706.03762", stream=True),
     "none": Placement("no norm", "h + F(h)"),
     "sandwich": Placement(
-        "sandwich", "Ding et al. 2021, arXiv 2105.13290; Peri-LN: Kim et al. 2025, arXiv 2502.02732",
+        "sandwich", "Ding et al. 2021, arXiv 2105.13290; Kim et al. 2025, arXiv 2502.02732",
         read=True, output=True, final_norm=True,
     ),
     "branch_output": Placement(

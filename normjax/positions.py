@@ -7,7 +7,7 @@ from jax import Array
 
 
 def rotary_angles(length: int, head_width: int, base: float = 10000.0) -> Array:
-    """Return the angle of position t and pair i: t * base^(-2 i / head_width), shape (T, head_width/2)."""
+    """Return the angles t * base^(-2 i / head_width) of position t, pair i: (T, head_width/2)."""
     frequency = base ** (-jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width)
     return jnp.arange(length, dtype=jnp.float32)[:, None] * frequency[None, :]
 
@@ -20,8 +20,8 @@ def rotate(x: Array, angles: Array) -> Array:
       angles: (T, head_width/2) from :func:`rotary_angles`.
 
     Returns:
-      Same shape and dtype; computed in float32 at least. Lengths are preserved, and the product of a
-      rotated query and a rotated key depends on the distance of their positions only.
+      Same shape and dtype; computed in float32 at least. Lengths are preserved, and the product of
+      a rotated query and a rotated key depends on the distance of their positions only.
 
     References:
       Su et al. 2021, "RoFormer", arXiv 2104.09864, eq. 15 (in the half-split order of pairs).

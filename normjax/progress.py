@@ -60,7 +60,7 @@ def _loss(values: list[float | None]) -> str:
 
 
 class Progress:
-    """Rows of cohorts: step, train and validation loss (means over the runs), tokens/s, time left."""
+    """Rows of cohorts: step, losses (means over the runs), tokens/s, time left."""
 
     COLUMNS = ("cohort", "runs", "step", "train loss", "validation loss", "tokens/s", "time left")
 

@@ -103,7 +103,10 @@ def run_folder(workdir: Path, run_id: str) -> Path:
 
 def run_state(run_dir: Path) -> str:
     """Return how a run stands: "missing", "running", "interrupted", "done" or "diverged"."""
-    status = read_json(run_dir / "status.json")
+    try:
+        status = read_json(run_dir / "status.json")
+    except ValueError:
+        return "interrupted"  # damaged: what is left of the run is found from its checkpoints
     return status["state"] if status else "missing"
 
 

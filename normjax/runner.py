@@ -62,17 +62,18 @@ def carry_out(
     if options.dry_run:
         print(estimates.describe(cohorts, corpus, devices))
         return None
-    with locked(options.workdir), stop_on_signals() as stop:
-        runlog.write_json(
-            options.workdir / "grid.json",
-            _record(question, cells, config, corpus, cohorts, options.command),
-        )
-        states = _all_states(options.workdir, cohorts)
-        with Progress([cohort.name for cohort in cohorts], options.live) as progress:
-            _train_all(cohorts, corpus, options, progress, stop)
-        if states and all(state in runlog.FINISHED for state in states):
-            print("every run was finished before; nothing to train", file=sys.stderr)
-        return report.write(options.workdir)
+    try:
+        with locked(options.workdir), stop_on_signals() as stop:
+            plan = _record(question, cells, config, corpus, cohorts, options.command)
+            runlog.write_json(options.workdir / "grid.json", plan)
+            with Progress([cohort.name for cohort in cohorts], options.live) as progress:
+                _train_all(cohorts, corpus, options, progress, stop)
+            return report.write(options.workdir)
+    except OSError as error:
+        what = f"{error.strerror or error} ({error.filename or 'a file'})"
+        raise UserError(
+            f"workdir={options.workdir}: {what}; put that right and go on with: {options.command}"
+        ) from None
 
 
 def _check_workdir(workdir: Path) -> None:
@@ -89,13 +90,6 @@ def _check_workdir(workdir: Path) -> None:
                     f"workdir={workdir}: cannot write there ({error.strerror}); name another folder"
                 ) from None
             return
-
-
-def _all_states(workdir: Path, cohorts: Sequence[CohortPlan]) -> list[str]:
-    return [
-        runlog.run_state(runlog.run_folder(workdir, run.id))
-        for cohort in cohorts for run in cohort.runs
-    ]  # fmt: skip
 
 
 def _record(
@@ -159,16 +153,9 @@ def _train_all(
     environment = provenance.environment()
     for cohort, flops in zip(cohorts, work, strict=True):
         trainer = CohortRun(cohort, corpus, options.workdir, progress, left, flops, environment)
-        try:
-            if not trainer.carry_on(stop):
-                raise Interrupted(f"stopped by {stop.signal}; go on with: {options.command}")
-        except Interrupted:
-            raise
-        except OSError as error:
-            raise UserError(
-                f"workdir={options.workdir}: {error.strerror or error} ({error.filename or 'a file'});"
-                f" make room and go on with: {options.command}"
-            ) from None
+        finished = not stop and trainer.carry_on(stop)
+        if not finished:
+            raise Interrupted(f"stopped by {stop.signal}; go on with: {options.command}")
 
 
 class CohortRun:
@@ -248,8 +235,8 @@ class CohortRun:
             changed = provenance.differences(before, self._environment)
             if changed:
                 self._progress.say(
-                    f"{run.id}: resumed in another environment ({'; '.join(changed)}): the last bits"
-                    " of its numbers may differ from an uninterrupted run"
+                    f"{run.id}: resumed in another environment ({'; '.join(changed)}): the last"
+                    " bits of its numbers may differ from an uninterrupted run"
                 )
         runlog.write_json(folder / "config.json", record)
         runlog.write_json(folder / "environment.json", self._environment)
@@ -312,10 +299,10 @@ class CohortRun:
 
     def _loop(self, cohort: Cohort, step: int, stop: StopRequest) -> bool:
         t = self._train
-        saved_at, last_save = step, time.monotonic()
+        last_save = time.monotonic()
         if step == 0:
             self._evaluate(cohort, 0)
-        while step < t.steps and not stop:
+        while step < t.steps and not stop and not self._all_diverged(cohort, step):
             count = self._chunk(step)
             started = time.perf_counter()
             cohort.advance(self._batches(step, count), count)
@@ -324,24 +311,29 @@ class CohortRun:
             self._per_step = elapsed / count
             self._left.add(self._flops * count, elapsed)
             step += count
-            at_evaluation = step % t.evaluate_every == 0 or step == t.steps
-            if at_evaluation:
+            if self._evaluates_at(step):
                 self._evaluate(cohort, step)
             else:
-                self._show(step, [], [], False)
+                self._show(step, self._running_loss(cohort), [], False)
             due = time.monotonic() - last_save > t.checkpoint_seconds
             due |= bool(t.checkpoint_every) and step % t.checkpoint_every == 0
             if due and step < t.steps:
                 self._save(cohort, step, "running")
-                saved_at, last_save = step, time.monotonic()
-            if bool((cohort.counters()["diverged_at"][self._open] >= 0).all()):
-                break
-        finished = not stop or step == t.steps
-        if finished or step > saved_at or step == 0:
-            self._save(cohort, step, "finished" if finished else "interrupted")
+                last_save = time.monotonic()
+        finished = step == t.steps or self._all_diverged(cohort, step)
+        self._save(cohort, step, "finished" if finished else "interrupted")
         for checkpoints in self._checkpoints:
             checkpoints.close()
         return finished
+
+    def _evaluates_at(self, step: int) -> bool:
+        return step % self._train.evaluate_every == 0 or step == self._train.steps
+
+    def _all_diverged(self, cohort: Cohort, step: int) -> bool:
+        """Whether nothing is left to train; asked at evaluations only, whose steps are fixed."""
+        if not self._evaluates_at(step):
+            return False
+        return bool((cohort.counters()["diverged_at"][self._open] >= 0).all())
 
     def _chunk(self, step: int) -> int:
         """Return how many steps to take before the host looks again."""
@@ -386,7 +378,12 @@ class CohortRun:
         )  # fmt: skip
 
     def _schedule(self, step: int) -> float:
-        return float(self._unit_schedule(step))
+        return float(np.asarray(self._unit_schedule(step)))
+
+    def _running_loss(self, cohort: Cohort) -> list[float | None]:
+        counters = cohort.counters()
+        sums, steps = counters["loss_sum"][self._open], counters["sum_steps"][self._open]
+        return [float(total / n) if n else None for total, n in zip(sums, steps, strict=True)]
 
     def _rate(self) -> float | None:
         if self._per_step is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 class StopRequest:
@@ -21,7 +21,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
+def stop_on_signals() -> Generator[StopRequest]:
     """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once."""
     request = StopRequest()
 

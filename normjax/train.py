@@ -148,7 +148,7 @@ def init_state(model: Decoder, config: TrainConfig, hyper: Hyper) -> State:
         lambda p, is_matrix: (p * hyper.init_scale).astype(p.dtype) if is_matrix else p,
         params, optimizer.decay_mask(params),
     )  # fmt: skip
-    moments = _transformation(config, hyper).init(scaled)
+    moments = _transformation(config, hyper).init(_wide(scaled))
     zero = jnp.zeros((), jnp.float32)
     count = jnp.zeros((), jnp.int32)
     return State(scaled, moments, count, count, count, count - 1, zero, zero, count)
@@ -179,8 +179,8 @@ def train_step(
     params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
 
     alive = state.diverged_at < 0
-    # The norm of finite gradients may overflow; what counts is what the clipping made of them.
-    finite = jnp.isfinite(loss) & _all_finite(gradients)
+    # The norm of finite gradients may overflow; what counts is where the step would lead.
+    finite = jnp.isfinite(loss) & _all_finite((gradients, params, moments))
     good = alive & finite
     keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)  # noqa: E731
     bad = (alive & ~finite).astype(jnp.int32)
@@ -200,8 +200,13 @@ def train_step(
     )
 
 
+def _wide(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
 def _all_finite(tree: Any) -> Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 
 
 def train_chunk(

@@ -174,8 +174,10 @@ def end_labels(
         ends: x and y (data), name and look of every line.
         size: points of the text.
     """
-    axes.figure.draw_without_rendering()
-    height = axes.get_position().height * axes.figure.get_figheight() * 72
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    height = axes.get_position().height * figure.get_figheight() * 72
     to_axes = axes.transData + axes.transAxes.inverted()
     inside = [tuple(to_axes.transform((x, y))) for x, y, _, _ in ends]
     inside = [(float(x), min(max(float(y), 0.0), 1.0)) for x, y in inside]

@@ -99,7 +99,7 @@ def _run(workdir: Path, entry: dict[str, Any]) -> Run:
         id=str(entry["id"]),
         cell=str(entry["cell"]),
         seed=int(entry["seed"]),
-        rates=Rates(*(float(entry[name]) for name in RATES), int(entry["steps"])),
+        rates=Rates(steps=int(entry["steps"]), **{name: float(entry[name]) for name in RATES}),
         state=str(status.get("state") or ("interrupted" if evaluations else "missing")),
         step=max(int(finite(status.get("step")) or 0), last),
         diverged_at=None if at is None else int(at),

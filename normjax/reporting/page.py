@@ -107,7 +107,7 @@ def _groups(results: Results, looks: dict[str, Look]) -> list[dict[str, Any]]:
     window = forests.limits(shown, 0.0) if shown else None
     groups: dict[float | None, list[dict[str, Any]]] = {}
     for variant, _, gaps in rows:
-        row = {
+        row: dict[str, Any] = {
             "variant": variant,
             "colour": palette.variable(looks[variant.cell.series].colour),
             "label": _label(results, variant),

@@ -110,6 +110,7 @@ def _against(
     panels = figure.subplots(2 if zoom else 1, 1, squeeze=False, sharex=True)[:, 0]
     what = f"validation loss (nats per {results.unit})"
     figure.supylabel(f"difference in {what}" if relative else what, size=9)
+    unigram = None
     for axes in panels:
         _lines(axes, looks, lines)
         _x_axis(axes, ticks, scale[0])

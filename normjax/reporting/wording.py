@@ -102,7 +102,8 @@ def listed(items: Iterable[str]) -> str:
     'a, b and c'
     """
     items = list(items)
-    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))
+    parts = [", ".join(items[:-1]), *items[-1:]]
+    return " and ".join(part for part in parts if part)
 
 
 def shortened(items: Iterable[str]) -> str:

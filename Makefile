@@ -1,0 +1,35 @@
+# `make run`: environment, corpus, default experiment, report.  `make test`: environment and tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+ARGS ?=
+
+.PHONY: run test test-all lint types clean
+
+run: $(STAMP)
+	$(BIN)/python launch.py $(ARGS)
+
+test: $(STAMP) lint types
+	$(BIN)/python -m pytest -q $(ARGS)
+
+test-all: $(STAMP) lint types
+	$(BIN)/python -m pytest -q -m "slow or not slow" $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyrefly check
+
+$(STAMP): requirements.txt requirements-data.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \
+	"normjax needs Python 3.11, 3.12 or 3.13; this is %d.%d: name another, make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-data.txt
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache

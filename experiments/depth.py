@@ -1,0 +1,127 @@
+"""Where does the norm have to stand as the decoder gets deeper? Placements over depth.
+
+Question: how does the validation loss of each placement, and of a decoder without residual path,
+change from 2 to 16 blocks, at one learning rate and one number of steps?
+
+Hypothesis: where the residual path is clear of norms (pre, sandwich, branch output), depth helps or
+does no harm; post-norm falls behind with depth; without a residual path a deep decoder does not
+train.
+
+Command: python launch.py --experiment=depth                    the whole map
+         python launch.py --experiment=depth --preset=quick     depth 2 to 8, fewer steps
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from normjax import configs, runner
+from normjax.errors import UserError
+from normjax.grid import Axis, Cell, ExperimentConfig, Question
+
+# series: (title, what it is, changes)
+SERIES = {
+    "pre": ("pre-norm", "the branch reads the normalized stream", {"model.placement": "pre"}),
+    "post": ("post-norm", "the sum is normalized", {"model.placement": "post"}),
+    "none": (
+        "no norm",
+        "nothing is normalized",
+        {"model.placement": "none", "model.final_norm": "off"},
+    ),
+    "sandwich": (
+        "sandwich",
+        "the branch's input and its output are normalized",
+        {"model.placement": "sandwich"},
+    ),
+    "branch_output": (
+        "branch-output norm",
+        "the branch's output is normalized",
+        {"model.placement": "branch_output"},
+    ),
+    "deepnorm": (
+        "DeepNorm",
+        "post-norm with a stronger residual path and smaller initial branches",
+        {"model.placement": "deepnorm"},
+    ),
+    "no-residual": (
+        "pre-norm, no residual",
+        "only the branch is passed on (a = 0)",
+        {"model.placement": "pre", "model.residual": False},
+    ),
+}
+
+DEPTHS = (2, 4, 8, 16)
+SCANNED_FROM = 8  # from here on scanned blocks compile faster than they cost in running
+
+SMALL = {
+    "model.width": 64,
+    "train.steps": 300,
+    "train.batch_size": 16,
+    "train.learning_rate": 2e-3,
+    "train.final_windows": 512,
+    "train.evaluation_windows": 128,
+}
+
+PRESETS = {
+    "default": ("depth 2, 4, 8, 16; 64 wide, 300 steps, 3 seeds", SMALL),
+    "quick": (
+        "depth 2, 4, 8; 32 wide, 200 steps, 2 seeds",
+        SMALL
+        | {
+            "model.width": 32,
+            "model.heads": 2,
+            "train.steps": 200,
+            "grid.seeds": 2,
+            "grid.depths": (2, 4, 8),
+        },
+    ),
+}
+
+
+def get_config(preset: str) -> ExperimentConfig:
+    """Return the configuration of a preset."""
+    return configs.replace(ExperimentConfig(), PRESETS[preset][1])
+
+
+def cells(config: ExperimentConfig) -> list[Cell]:
+    """Return one cell per placement and depth."""
+    depths = config.grid.depths or DEPTHS
+    for depth in depths:
+        if depth < 1:
+            raise UserError(f"config.grid.depths={depth}: a depth must be at least 1, as in 2,4,8")
+    return [
+        Cell(
+            name=f"{series}-{depth}",
+            title=f"{title}, {depth} blocks",
+            description=f"{depth} blocks; {what}.",
+            changes=changes | {"model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM},
+            series=series,
+            x=depth,
+        )
+        for series, (title, what, changes) in SERIES.items()
+        for depth in sorted(set(depths))
+    ]
+
+
+def run(config: ExperimentConfig, preset: str, options: runner.Options) -> Path | None:
+    """Train what is left of the grid and write the report."""
+    question = Question(
+        experiment="depth",
+        preset=preset,
+        title="Placement of the norm, over depth",
+        question=(
+            "How does the validation loss change with depth for each placement of the norm, and"
+            " without a residual path, at one learning rate and one number of steps?"
+        ),
+        hypothesis=(
+            "Where the residual path is clear of norms, depth helps or does no harm. Post-norm"
+            " falls behind with depth. Without a residual path a deep decoder does not train."
+        ),
+        baseline="pre",
+        notes=(
+            "One learning rate for all: a placement that needs another is not shown at its best.",
+            "DeepNorm comes with its own initialization; all others share the GPT-2 rule.",
+        ),
+        x=Axis("depth", "depth (blocks)", "log2"),
+    )
+    return runner.carry_out(question, cells(config), config, options)
