@@ -25,6 +25,9 @@ flags.DEFINE_string("workdir", "", "folder of runs and report; empty: runs/EXPER
 flags.DEFINE_boolean("dry_run", False, "print runs, cohorts, parameters, memory, time; run nothing")
 flags.DEFINE_boolean("print_config", False, "print the configuration as JSON; run nothing")
 flags.DEFINE_boolean("list", False, "print experiments and presets; run nothing")
+flags.DEFINE_string(
+    "compilation_cache", "", "compiled programs; empty: the user's cache; off: none"
+)
 flags.DEFINE_integer("cpu_devices", 0, "host devices on a CPU, one run on each; 0: one per core")
 
 
@@ -35,7 +38,10 @@ def main(argv: list[str]) -> int:
 
 def run() -> None:
     """Entry point of the command line."""
-    app.run(main, argv=sys.argv, flags_parser=lambda argv: cli.parse(FLAGS, argv, __doc__ or ""))
+    with cli.closed_pipe_is_no_error():
+        app.run(
+            main, argv=sys.argv, flags_parser=lambda argv: cli.parse(FLAGS, argv, __doc__ or "")
+        )
 
 
 if __name__ == "__main__":

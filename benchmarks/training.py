@@ -16,7 +16,7 @@ import time
 import jax
 import numpy as np
 
-from normjax.cores import usable_cores
+from normjax.processor import usable_cores
 
 BLOCKS, STEPS = 9, 6
 
@@ -63,9 +63,8 @@ def main() -> None:
             seconds[name].append((time.perf_counter() - start) / STEPS / runs)
     peak = statistics.median(peaks)
     print(f"{cores} cores, jax {jax.__version__}; matrix product {peak / 1e9:.0f} GFLOP/s")
-    print(
-        f"{'':<38}{'ms a run-step':>14}{'spread':>14}{'tokens/s':>10}{'of peak':>9}{'compile s':>11}"
-    )
+    heads = ("ms a run-step", "spread", "tokens/s", "of peak", "compile s")
+    print(f"{'':<38}{heads[0]:>14}{heads[1]:>14}{heads[2]:>10}{heads[3]:>9}{heads[4]:>11}")
     flops = model.flops_per_token() * tokens
     for name, values in seconds.items():
         median = statistics.median(values)

@@ -36,7 +36,7 @@ CELLS = (
     Cell(
         "no-norm", "minus normalization",
         "Every norm is removed, the final one too; the residual path remains.",
-        {"model.placement": "none", "model.final_norm": "off"},
+        {"model.placement": "none"},
     ),
     Cell(
         "no-residual", "minus residual",
@@ -53,7 +53,7 @@ CELLS = (
 STANDARD = {
     "model.depth": 4, "model.width": 128, "model.heads": 4, "data.window": 64,
     "train.batch_size": 12, "train.steps": 2000, "train.warmup_steps": 100,
-    "train.learning_rate": 2e-3, "train.evaluate_every": 250, "train.final_windows": 0,
+    "train.learning_rate": 4e-3, "train.evaluate_every": 250, "train.final_windows": 0,
 }  # fmt: skip
 
 PRESETS = {

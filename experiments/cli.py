@@ -5,12 +5,15 @@ launch.py defines the flags.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
 import pkgutil
 import shlex
 import sys
 import textwrap
+from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -96,6 +99,20 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+@contextlib.contextmanager
+def closed_pipe_is_no_error() -> Generator[None]:
+    """Let ``launch.py --help | head`` end quietly: the reader has seen what it wanted."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
 def mistake(line: str) -> NoReturn:
     """Print one line and exit with the code of a mistake in the command."""
     print(f"normjax: {line}", file=sys.stderr)
@@ -158,16 +175,16 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     if values.print_config:
         print(json.dumps(configs.to_dict(config), indent=2))
         return 0
-    _use_devices(values.cpu_devices)
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
     # Heavy imports wait until the command is known to be right.
-    from normjax import report, runner
+    from normjax import devices, report, runner
     from normjax.locking import LockedError
 
     workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}")
     command = shlex.join(["python", "launch.py", *_given(values), f"--workdir={workdir}"])
     options = runner.Options(workdir, command, dry_run=values.dry_run)
     try:
+        devices.set_up(values.cpu_devices, values.compilation_cache)
         page = experiment.run(config, values.preset, options)
     except UserError as error:
         mistake(str(error))
@@ -191,15 +208,3 @@ def _given(values: flags.FlagValues) -> list[str]:
         for flag in given
         if flag.present and flag.name not in ("workdir", "dry_run")
     ]
-
-
-def _use_devices(count: int) -> None:
-    """Give a CPU as many devices as asked for, or one per core; before JAX looks for devices."""
-    import jax
-
-    from normjax.cores import usable_cores
-
-    cores = usable_cores()
-    if not 0 <= count <= 1024:
-        mistake(f"--cpu_devices={count}: must be from 0 (one per core, here {cores}) to 1024")
-    jax.config.update("jax_num_cpu_devices", count or cores)

@@ -26,7 +26,7 @@ SERIES = {
     "none": (
         "no norm",
         "nothing is normalized",
-        {"model.placement": "none", "model.final_norm": "off"},
+        {"model.placement": "none"},
     ),
     "sandwich": (
         "sandwich",

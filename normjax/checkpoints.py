@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from normjax.errors import UserError
-from normjax.runlog import read_json, write_json
+from normjax.runlog import read_object, write_json
 
 KEPT = 2
 
@@ -58,7 +58,7 @@ class Checkpoints:
         """
         if step in self.verified_steps():
             return
-        self._drop(step)
+        self._clear_unfinished()
         try:
             self._open().save(step, args=ocp.args.StandardSave(_flatten(tree)), force=True)
             self._open().wait_until_finished()
@@ -83,7 +83,7 @@ class Checkpoints:
             if not path.stem.isdecimal() or not folder.is_dir():
                 continue
             step = int(path.stem)
-            bad = _differing_file(folder, _read_hashes(path))
+            bad = _differing_file(folder, read_object(path) or {})
             if bad is None:
                 good.append(step)
             else:
@@ -127,19 +127,19 @@ class Checkpoints:
             self._manager.close()
             self._manager = None
 
-    def _drop(self, step: int) -> None:
-        """Remove an unfinished save of this step: a folder without hashes."""
-        folder = self._folder / str(step)
-        if folder.exists():
-            self.close()
-            shutil.rmtree(folder)
+    def _clear_unfinished(self) -> None:
+        """Put numbered folders without hashes aside: Orbax would count them as kept."""
+        for folder in self._folder.glob("[0-9]*"):
+            known = (self._hashes / f"{folder.name}.json").exists()
+            if folder.name.isdecimal() and folder.is_dir() and not known:
+                self._set_aside(int(folder.name))
 
     def _set_aside(self, step: int) -> None:
         self.close()
         self._quarantine.mkdir(exist_ok=True)
         number = len(list(self._quarantine.iterdir()))
         shutil.move(self._folder / str(step), self._quarantine / f"{step}-{number}")
-        (self._hashes / f"{step}.json").unlink()
+        (self._hashes / f"{step}.json").unlink(missing_ok=True)
 
 
 def _said(leaves: dict[str, Any], name: str) -> str:
@@ -165,15 +165,6 @@ def _hash_folder(folder: Path) -> dict[str, str]:
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*")) if path.is_file()
     }  # fmt: skip
-
-
-def _read_hashes(path: Path) -> dict[str, str]:
-    """Return the hashes of a checkpoint; none where their own file is damaged."""
-    try:
-        hashes = read_json(path)
-    except ValueError:
-        return {}
-    return hashes if isinstance(hashes, dict) else {}
 
 
 def _differing_file(folder: Path, hashes: dict[str, str]) -> str | None:

@@ -1,6 +1,6 @@
 """Many runs at once: a cohort trains in lockstep, spread over devices and over lanes within each.
 
-All ways give the losses that each run has alone. Arrays of a cohort have two leading axes,
+All ways give the losses that each run has alone, to the last bits of float32. Arrays of a cohort have two leading axes,
 (devices, lanes). ``jax.pmap`` carries the first one; it is kept outermost, and the state stays on
 the devices between calls.
 """

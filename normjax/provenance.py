@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 import normjax
-from normjax.cores import usable_cores
+from normjax import processor
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -30,12 +30,12 @@ def environment(flags: list[str] | None = None) -> dict[str, Any]:
         },
         "devices": [f"{d.platform}:{d.id}" for d in jax.local_devices()],
         "platform": jax.default_backend(),
-        "cpu": _cpu_field("model name") or platform.processor() or platform.machine(),
-        "cores": usable_cores(),
+        "cpu": processor.name(),
+        "cores": processor.usable_cores(),
         "commit": _commit(),
         "flags": list(sys.argv[1:] if flags is None else flags),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "isa": _vector_isa(),
+        "isa": processor.vector_isa(),
         "hostname": socket.gethostname(),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -58,25 +58,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if name in before and before[name] != now.get(name):
             changed.append(f"{name} {before[name]} -> {now.get(name)}")
     return changed
-
-
-def _cpu_field(name: str) -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(name):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return ""
-
-
-def _vector_isa() -> str:
-    """Return the widest vector extension that XLA may use: rounding differs between them."""
-    present = set(_cpu_field("flags").split())
-    for name in ("avx512f", "avx2", "avx", "sse4_2"):
-        if name in present:
-            return name
-    return platform.machine()
 
 
 def _commit() -> str | None:

@@ -51,6 +51,15 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object of a file, or None where it is missing or damaged."""
+    try:
+        value = read_json(path)
+    except ValueError:  # not JSON, or not UTF-8
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def append_metrics(run_dir: Path, line: dict[str, Any]) -> None:
     """Append one JSON line to ``metrics.jsonl``, cutting off a torn line left by a kill."""
     path = run_dir / "metrics.jsonl"
@@ -103,11 +112,11 @@ def run_folder(workdir: Path, run_id: str) -> Path:
 
 def run_state(run_dir: Path) -> str:
     """Return how a run stands: "missing", "running", "interrupted", "done" or "diverged"."""
-    try:
-        status = read_json(run_dir / "status.json")
-    except ValueError:
-        return "interrupted"  # damaged: what is left of the run is found from its checkpoints
-    return status["state"] if status else "missing"
+    path = run_dir / "status.json"
+    if not path.exists():
+        return "missing"
+    # Damaged: what there is of the run is found from its checkpoints.
+    return (read_object(path) or {}).get("state", "interrupted")
 
 
 FINISHED = ("done", "diverged")

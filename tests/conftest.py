@@ -24,3 +24,10 @@ def x64():
     """64-bit mode for one test, restored after it."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def own_folders(tmp_path, monkeypatch):
+    """Keep a test away from the user's cache and prepared sets."""
+    monkeypatch.setenv("NORMJAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
