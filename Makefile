@@ -11,10 +11,10 @@ run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
 
 test: $(STAMP) lint types
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 test-all: $(STAMP) lint types
-	$(BIN)/python -m pytest -q -m "slow or not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -57,8 +57,8 @@ STANDARD = {
 }  # fmt: skip
 
 PRESETS = {
-    "default": ("4 layers, 64 wide, 500 steps: a few minutes on two cores", {
-        "model.width": 64, "model.heads": 4, "train.steps": 500, "train.learning_rate": 3e-3,
+    "default": ("4 layers, 64 wide, 400 steps: a few minutes on two cores", {
+        "model.width": 64, "model.heads": 4, "train.steps": 400, "train.learning_rate": 4e-3,
         "train.batch_size": 16,
     }),
     "standard": ("4 layers, 128 wide, batch 12, 2000 steps: a known recipe's size", STANDARD),

@@ -1,8 +1,9 @@
 """Many runs at once: a cohort trains in lockstep, spread over devices and over lanes within each.
 
-All ways give the losses that each run has alone, to the last bits of float32. Arrays of a cohort have two leading axes,
-(devices, lanes). ``jax.pmap`` carries the first one; it is kept outermost, and the state stays on
-the devices between calls.
+All ways give the losses that each run has alone, up to the last bits of float32: another number of
+devices or lanes is another program. Arrays of a cohort have two leading axes, (devices, lanes).
+``jax.pmap`` carries the first one; it is kept outermost, and the state stays on the devices between
+calls.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Cohort:
         self._hyper = self._place(
             [Hyper(np.uint32(h.seed), *(np.float32(x) for x in h[1:])) for h in members]
         )
+        if wanted == 1:  # what a program is given first decides where it and all after it run
+            self._hyper = jax.device_put(self._hyper, self.devices[0])
         axis = BATCH_AXIS if self._split_batch else None
 
         def chunk(state, hyper, windows, count):
@@ -93,13 +96,7 @@ class Cohort:
         )
         lanes = _over_lanes(function, in_axes, together)
         if len(self.devices) == 1:
-            program = jax.jit(_over_lanes(lanes, in_axes, together), donate_argnums=donate)
-
-            def on_device(*arguments):
-                with jax.default_device(self.devices[0]):
-                    return program(*arguments)
-
-            return on_device
+            return jax.jit(_over_lanes(lanes, in_axes, together), donate_argnums=donate)
         return jax.pmap(
             lanes, axis_name=BATCH_AXIS, in_axes=in_axes, devices=self.devices,
             donate_argnums=donate,

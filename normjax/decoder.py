@@ -119,7 +119,11 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
         ("mlp_width", 0),
     ):
         if getattr(c, name) < least:
-            raise UserError(f"{prefix}.{name}={getattr(c, name)}: must be at least {least}")
+            usual = getattr(DecoderConfig(), name)
+            raise UserError(
+                f"{prefix}.{name}={getattr(c, name)}: must be at least {least};"
+                f" pass --{prefix}.{name}={usual}"
+            )
     choices = {
         "attention": ATTENTIONS, "mlp": MLPS, "positions": POSITIONS, "norm": NORMS,
         "placement": placements.PLACEMENTS, "final_norm": FINAL_NORMS,
@@ -134,7 +138,11 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
             f"{prefix}.heads={c.heads}: must divide the width {c.width}; for example {nearest}"
         )
     if c.heads % c.kv_head_count:
-        raise UserError(f"{prefix}.kv_heads={c.kv_heads}: must divide heads={c.heads}")
+        divisors = [k for k in range(1, c.heads + 1) if c.heads % k == 0]
+        nearest = min(divisors, key=lambda k: abs(k - c.kv_heads))
+        raise UserError(
+            f"{prefix}.kv_heads={c.kv_heads}: must divide heads={c.heads}; for example {nearest}"
+        )
     if c.positions == "rotary" and c.attention != "none" and c.head_width % 2:
         raise UserError(
             f"{prefix}.heads={c.heads}: rotary positions need an even head width, not"
@@ -143,9 +151,17 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
     for name in ("norm_eps", "attention_softcap", "output_softcap"):
         value = getattr(c, name)
         if not 0 <= value < float("inf"):
-            raise UserError(f"{prefix}.{name}={value}: must be finite and at least 0")
-    if "float64" in (c.dtype, c.param_dtype) and not jax.config.read("jax_enable_x64"):
-        raise UserError(f"{prefix}.dtype={c.dtype}: float64 needs `with jax.enable_x64(True)`")
+            usual = getattr(DecoderConfig(), name)
+            raise UserError(
+                f"{prefix}.{name}={value}: must be finite and at least 0;"
+                f" pass --{prefix}.{name}={usual}"
+            )
+    for name in ("dtype", "param_dtype"):
+        if getattr(c, name) == "float64" and not jax.config.read("jax_enable_x64"):
+            raise UserError(
+                f"{prefix}.{name}=float64: needs 64-bit mode; set JAX_ENABLE_X64=1, or in Python"
+                " use `with jax.enable_x64(True)`"
+            )
 
 
 # --- layers -------------------------------------------------------------------------------------
@@ -157,15 +173,19 @@ class Linear(nn.Module):
     features: int
     config: DecoderConfig
     stddev: float
+    out_dtype: Any = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, shape = self.config, (x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.normal(self.stddev), shape, c.param_dtype)
-        y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+        y = jnp.matmul(
+            x.reshape(-1, x.shape[-1]), kernel.astype(x.dtype),
+            preferred_element_type=self.out_dtype or x.dtype,
+        )  # fmt: skip
         if c.bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,), c.param_dtype)
-            y = y + bias.astype(x.dtype)
+            y = y + bias.astype(y.dtype)
         return y.reshape(*x.shape[:-1], self.features)
 
 
@@ -195,14 +215,16 @@ class Attention(nn.Module):
         if c.qk_norm:
             q, k = _norm_layer(c, "query_norm")(q), _norm_layer(c, "key_norm")(k)
         if c.positions == "rotary":
-            angles = rotary_angles(length, C)
+            angles = rotary_angles(length, C, dtype=_wide(q.dtype))
             q, k = rotate(q, angles), rotate(k, angles)
         # Laid out as plain batched products (B, K): twice as fast on a CPU as the einsum over the
         # heads where they stand. The G queries of a group are rows of one product.
         q_BKRC = _heads_first((q * C**-0.5).reshape(batch, length, K, G, C))
         k_BKSC, v_BKSC = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-        logits = q_BKRC @ k_BKSC.transpose(0, 1, 3, 2)
-        logits = softcap(logits.astype(_wide(logits.dtype)), c.attention_softcap)
+        logits = jnp.matmul(
+            q_BKRC, k_BKSC.transpose(0, 1, 3, 2), preferred_element_type=_wide(q.dtype)
+        )
+        logits = softcap(logits, c.attention_softcap)
         causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
         # The most negative finite number, not -inf: inf - inf in a derivative would be NaN.
         logits = jnp.where(jnp.tile(causal, (G, 1)), logits, jnp.finfo(logits.dtype).min)
@@ -319,11 +341,15 @@ class DecoderModule(nn.Module):
         if c.has_final_norm:
             h = _norm_layer(c, "final_norm")(h)
         if c.tied:
-            flat = h.reshape(-1, c.width) @ table_VD.astype(h.dtype).T
+            # Products of narrow numbers, summed and kept in float32 at least.
+            flat = jnp.matmul(
+                h.reshape(-1, c.width), table_VD.astype(h.dtype).T,
+                preferred_element_type=_wide(h.dtype),
+            )  # fmt: skip
             logits = flat.reshape(*h.shape[:-1], self.vocabulary)
         else:
             out_std = c.initialization.stddev(c.width, self.vocabulary)
-            logits = Linear(self.vocabulary, c, out_std, name="output")(h)
+            logits = Linear(self.vocabulary, c, out_std, _wide(h.dtype), name="output")(h)
         return softcap(logits.astype(_wide(logits.dtype)), c.output_softcap)
 
     def _blocks(self, h: Array) -> Array:
@@ -331,7 +357,7 @@ class DecoderModule(nn.Module):
         place = c.resolved_placement
         block = nn.remat(Block, prevent_cse=not c.scan_layers) if c.remat else Block
         schedules = (place.residual, place.branch, place.scale)
-        factors = [_per_block(schedule, c.depth) for schedule in schedules]
+        factors = [_per_block(schedule, c.depth, _wide(h.dtype)) for schedule in schedules]
 
         def body(module: Block, carry: Array, varying: Any):
             rest = iter(varying)
@@ -345,13 +371,13 @@ class DecoderModule(nn.Module):
         return scan(block(c, name="blocks"), h, varying)[0]
 
 
-def _per_block(schedule: placements.Schedule, depth: int) -> Any:
+def _per_block(schedule: placements.Schedule, depth: int, dtype: Any) -> Any:
     """Return a schedule's values as an array (L,), or as one number where they are all the same.
 
     A number costs nothing where it is 1 and takes the path out of the program where it is 0.
     """
     values = [schedule(block, depth) for block in range(1, depth + 1)]
-    return float(values[0]) if len(set(values)) == 1 else jnp.asarray(values, jnp.float32)
+    return float(values[0]) if len(set(values)) == 1 else jnp.asarray(values, dtype)
 
 
 # --- what the rest of the program sees ------------------------------------------------------------
@@ -374,6 +400,9 @@ class Decoder:
 
     def __post_init__(self):
         check(self.config)
+        for name in ("vocabulary", "window"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)}: must be at least 1; for example 64")
 
     @property
     def _module(self) -> DecoderModule:
@@ -384,11 +413,17 @@ class Decoder:
         # Scanned, the blocks' draws are compiled once, not per block; the numbers are the same.
         rolled = dataclasses.replace(self.config, scan_layers=True, remat=False)
         module = DecoderModule(rolled, self.vocabulary, self.window)
-        variables: Any = module.init(key, jnp.zeros((1, self.window), jnp.int32))
+        # One compiled program, so that a caller's jit gives the same bits.
+        variables: Any = jax.jit(module.init)(key, jnp.zeros((1, self.window), jnp.int32))
         return variables["params"]
 
     def apply(self, params: Params, tokens: Array) -> Array:
         """Return logits (B, T, V), float32 at least, for tokens (B, T) with T <= window."""
+        if tokens.shape[-1] > self.window:
+            raise UserError(
+                f"tokens of shape {tokens.shape}: more than window={self.window} positions; cut"
+                " them, or build the decoder with a longer window"
+            )
         logits: Any = self._module.apply({"params": params}, tokens)
         return logits
 

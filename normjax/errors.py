@@ -22,8 +22,9 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     >>> suggest("zzz", ["placement", "depth"])
     ''
     """
-    close = difflib.get_close_matches(name, list(choices), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    lowered = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return f"; did you mean {lowered[close[0]]!r}?" if close else ""
 
 
 def check_choice(argument: str, value: str, choices: Iterable[str]) -> None:

@@ -7,12 +7,13 @@ Every norm divides a vector x of d features by a scale and multiplies it by a ga
 with eps **inside** the root, in units of the mean square. Statistics are computed in float32 at
 least (float64 stays float64), whatever the input's dtype; the result is cast to that dtype last.
 
-Range. A mean of squares overflows float32 for entries from 1.8e19 on and vanishes below 1e-23; both
+Range. A mean of squares overflows float32 for entries from 1.8e19 on and vanishes below 1e-19; both
 give a silently wrong 0 or infinity. Here x is first divided by a power of two near its largest
 entry, which is exact, so that the result is right for every finite input, subnormal numbers
 included. (XLA reads subnormal floats as zero; they are recovered from their bits.) A zero vector
 gives zeros; its derivative is gain/sqrt(eps), and zero by convention where eps = 0 leaves it
-undefined.
+undefined. (One limit: at a constant vector beyond 8e34 the derivative of LayerNorm in float32 comes
+out as zero, since sqrt(eps) relative to it is no normal float.)
 
 Derivatives are hand-written with ``jax.custom_jvp`` because autodiff would square the range problem
 again. The rules are themselves made of such functions, so every order, forward and reverse, works.
@@ -39,13 +40,15 @@ def _statistics_dtype(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _power_of_two(x: Array) -> Array:
+def _bits(x: Array) -> Array:
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"int{jnp.finfo(x.dtype).bits}"))
+
+
+def _power_of_two(bits: Array, dtype: Any) -> Array:
     """The largest power of two not above x > 0, kept where it and its inverse are normal."""
-    info = jnp.finfo(x.dtype)
-    integer = jnp.dtype(f"int{info.bits}")
-    exponent_mask = ((1 << info.nexp) - 1) << info.nmant
-    bits = jax.lax.bitcast_convert_type(x, integer) & jnp.asarray(exponent_mask, integer)
-    power = jax.lax.bitcast_convert_type(bits, x.dtype)
+    info = jnp.finfo(dtype)
+    exponent = bits & jnp.asarray(((1 << info.nexp) - 1) << info.nmant, bits.dtype)
+    power = jax.lax.bitcast_convert_type(exponent, dtype)
     return jnp.clip(power, info.smallest_normal, 0.25 / info.smallest_normal)
 
 
@@ -61,19 +64,22 @@ def _at_most(bound: float, product: Array) -> Array:
 def _scaled(x: Array, r: Array) -> Array:
     """x r, with subnormal entries of x read from their bits."""
     info = jnp.finfo(x.dtype)
-    integer = jnp.dtype(f"int{info.bits}")
-    bits = jax.lax.bitcast_convert_type(x, integer)
-    mantissa = bits & jnp.asarray((1 << info.nmant) - 1, integer)
+    bits = _bits(x)
+    mantissa = bits & jnp.asarray((1 << info.nmant) - 1, bits.dtype)
     is_subnormal = (bits >> info.nmant) & ((1 << info.nexp) - 1) == 0
     significand = jnp.where(bits < 0, -mantissa, mantissa).astype(x.dtype) * 2.0**-info.nmant
+    significand = _at_most(1.0, significand)
     return jnp.where(is_subnormal, significand * _at_most(1.0, info.smallest_normal * r), x * r)
 
 
 @jax.custom_jvp
 def _rescale(x: Array, floor: Array) -> tuple[Array, Array]:
     """Return (x r, r): r is the inverse of a power of two near max(|x|_max, floor)."""
-    largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
-    r = 1 / _power_of_two(jnp.maximum(largest, floor))
+    # Non-negative floats are ordered as their bits are, subnormal ones included.
+    magnitude = _bits(x) & jnp.asarray(jnp.iinfo(_bits(x).dtype).max, _bits(x).dtype)
+    largest = jnp.maximum(jnp.max(magnitude, axis=-1, keepdims=True), _bits(floor))
+    # Where all is zero, a huge r would only turn a large tangent into infinity times zero.
+    r = jnp.where(largest == 0, 1, 1 / _power_of_two(largest, x.dtype))
     return _scaled(x, r), r
 
 
@@ -117,10 +123,19 @@ def _unit_rms_jvp(primals, tangents):
     return (y, inverse), ((v - y * p) * inverse, -inverse * inverse * p)
 
 
-def _standardize(x: Array, eps: float, center: Callable[[Array], Array]) -> Array:
+def _standardize(x: Array, eps: float, center: Callable[[Array], Array] | None) -> Array:
     root_eps = jnp.asarray(math.sqrt(eps), x.dtype)
+    z, root_eps = _rescaled_together(x, root_eps)
+    if center is not None:
+        # What centring leaves may be far smaller than x: its square, and that of root_eps beside
+        # it, must not vanish either.
+        z, root_eps = _rescaled_together(center(z), root_eps)
+    return _unit_rms(z, root_eps)[0]
+
+
+def _rescaled_together(x: Array, root_eps: Array) -> tuple[Array, Array]:
     z, r = _rescale(x, root_eps)
-    return _unit_rms(center(z), jax.lax.stop_gradient(_at_most(2.0, root_eps * r)))[0]
+    return z, jax.lax.stop_gradient(_at_most(2.0, root_eps * r))
 
 
 # --- pure functions -----------------------------------------------------------------------------
@@ -141,9 +156,9 @@ def _check_shape(name: str, parameter: Array | None, x: Array) -> None:
 
 def _affine(y: Array, gain: Array | None, bias: Array | None, dtype: Any) -> Array:
     if gain is not None:
-        y = y * gain.astype(y.dtype)
+        y = y * jnp.asarray(gain, y.dtype)
     if bias is not None:
-        y = y + bias.astype(y.dtype)
+        y = y + jnp.asarray(bias, y.dtype)
     return y.astype(dtype)
 
 
@@ -168,7 +183,7 @@ def rms_norm(x: Array, gain: Array | None = None, *, eps: float = 1e-6) -> Array
     References:
       Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4 (there without eps).
     """
-    return _norm(x, gain, None, eps, center=lambda z: z)
+    return _norm(x, gain, None, eps, center=None)
 
 
 def layer_norm(
@@ -207,6 +222,8 @@ def _norm(x, gain, bias, eps, center) -> Array:
         raise UserError(
             f"x of dtype {x.dtype}: must be floating; cast it, e.g. x.astype('float32')"
         )
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise UserError(f"x of shape {x.shape}: must have a last axis of at least one feature")
     _check_eps(eps)
     _check_shape("gain", gain, x)
     _check_shape("bias", bias, x)

@@ -98,7 +98,7 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "layerscale": Placement(
         "LayerScale", "Touvron et al. 2021, arXiv 2103.17239, eq. 4", read=True,
-        branch=lambda block, depth: 0.1 if depth <= 18 else 1e-5,
+        branch=lambda block, depth: 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6,
         learned_branch="vector", final_norm=True,
     ),
 }  # fmt: skip
@@ -148,12 +148,12 @@ def combine(
     Array([3., 6.], dtype=float32)
     """
     f = _times(b, output(branch(_times(c, read(h)))))
-    if isinstance(a, float) and a == 0.0:
+    if isinstance(a, int | float) and a == 0:
         return stream(f)
     return stream(_times(a, h) + f)
 
 
 def _times(factor: Factor, x: Array) -> Array:
-    if isinstance(factor, float):
-        return x if factor == 1.0 else x * factor
+    if isinstance(factor, int | float):  # float(): a numpy float64 would widen x
+        return x if factor == 1 else x * float(factor)
     return x * factor.astype(x.dtype)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
 
-def rotary_angles(length: int, head_width: int, base: float = 10000.0) -> Array:
+def rotary_angles(
+    length: int, head_width: int, base: float = 10000.0, dtype: Any = jnp.float32
+) -> Array:
     """Return the angles t * base^(-2 i / head_width) of position t, pair i: (T, head_width/2)."""
-    frequency = base ** (-jnp.arange(0, head_width, 2, dtype=jnp.float32) / head_width)
-    return jnp.arange(length, dtype=jnp.float32)[:, None] * frequency[None, :]
+    frequency = base ** (-jnp.arange(0, head_width, 2, dtype=dtype) / head_width)
+    return jnp.arange(length, dtype=dtype)[:, None] * frequency[None, :]
 
 
 def rotate(x: Array, angles: Array) -> Array:

@@ -1,0 +1,266 @@
+"""The command line as a user meets it: one line for a mistake, exit codes, nothing written."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+import launch
+from experiments import cli
+
+ROOT = Path(__file__).parents[1]
+TEXT = "the quick brown fox jumps over a lazy dog and nobody hears it fall\n" * 40
+OWN = ("experiment", "preset", "workdir", "dry_run", "print_config", "list", "cpu_devices",
+       "compilation_cache")  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a text, away from the user's cache."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    monkeypatch.setenv("NORMJAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def call(place, monkeypatch, capsys):
+    """Run a command in this process; return exit code, output and error output."""
+    from normjax import devices
+
+    monkeypatch.setattr(devices, "set_up", lambda *_: None)  # the tests have their own devices
+
+    def run(*arguments):
+        values = flags.FlagValues()
+        for name in OWN:
+            flag = copy.deepcopy(launch.FLAGS[name])
+            flag.unparse()
+            values[name] = flag
+            values.register_flag_by_module("launch", flag)
+        argv = ["launch.py", *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        capsys.readouterr()
+        try:
+            code = cli.carry_out(values, cli.parse(values, list(argv), launch.__doc__))
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        return code or 0, out, err
+
+    return run
+
+
+def smoke(place, *more):
+    return [
+        "--preset=smoke", f"--config.data.corpus={place / 'text.txt'}",
+        f"--workdir={place / 'work'}", *more,
+    ]  # fmt: skip
+
+
+def process(place, *arguments):
+    """Run the real command in a process of its own, from another folder."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "NORMJAX_CACHE": str(place / "cache")}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "launch.py"), *arguments], cwd=place, env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def assert_one_line(code, out, err, *words):
+    assert code == 2, (code, out, err)
+    assert err.count("\n") == 1 and err.endswith("\n"), err
+    assert "Traceback" not in err and out == ""
+    for word in words:
+        assert word in err, (word, err)
+
+
+# --- what can be asked ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "--helpshort", "--helpfull"])
+def test_help_names_every_flag_with_its_default(call, flag):
+    code, out, err = call(flag, "--preset=smoke")
+    assert (code, err) == (0, "")
+    for name in OWN:
+        assert f"--{name}" in out
+    for text in ("--config.model.depth", "[2]", "--config.grid.seeds", "runs per variant"):
+        assert text in out
+    assert "Exit codes" in out
+    assert "smoke" in out and "standard" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_list_names_every_experiment_and_preset(call):
+    code, out, err = call("--list")
+    assert (code, err) == (0, "")
+    for name in cli.names():
+        assert f"{name}: " in out
+        for preset in cli.find(name).PRESETS:
+            assert f"--preset={preset}" in out
+    assert "ablation" in cli.names()
+
+
+@pytest.mark.parametrize("experiment", cli.names())
+def test_every_preset_prints_and_is_possible(call, place, experiment):
+    for preset in cli.find(experiment).PRESETS:
+        code, out, err = call(f"--experiment={experiment}", f"--preset={preset}", "--print_config")
+        assert (code, err) == (0, "")
+        config = json.loads(out)
+        assert set(config) == {"model", "data", "train", "grid"}
+        assert config["train"]["warmup_steps"] < config["train"]["steps"]
+        assert config["model"]["width"] % config["model"]["heads"] == 0
+
+
+def test_flags_reach_the_configuration_in_any_order_and_form(call):
+    given = (
+        "--config.model.depth", "5", "--experiment", "ablation", "--preset", "smoke",
+        "--config.grid.variants=full, no-mlp", "--noconfig.model.residual",
+        "-config.train.learning_rate=1e-2",
+        "--config.model.qk_norm", "--config.grid.learning_rates=0.1,2", "--config.data.corpus=a=b",
+    )  # fmt: skip
+    code, out, err = call(*given, "--print_config")
+    assert (code, err) == (0, "")
+    config = json.loads(out)
+    assert config["model"]["depth"] == 5 and config["model"]["width"] == 16
+    assert config["grid"]["variants"] == ["full", "no-mlp"]
+    assert config["grid"]["learning_rates"] == [0.1, 2.0]
+    assert config["model"]["residual"] is False and config["model"]["qk_norm"] is True
+    assert config["train"]["learning_rate"] == 1e-2
+    assert config["data"]["corpus"] == "a=b"
+
+
+def test_dry_run_says_what_would_run_and_writes_nothing(call, place):
+    code, out, err = call(*smoke(place, "--dry_run"))
+    assert (code, err) == (0, "")
+    names = [cell.name for cell in cli.find("ablation").CELLS]
+    for name in names:
+        assert f"{name}-s0-" in out and f"{name}-s1-" in out
+    assert f"{2 * len(names)} runs" in out
+    assert "parameters" in out and "time: about" in out
+    assert not (place / "work").exists()
+    assert {p.name for p in place.iterdir()} <= {"text.txt", "cache"}
+
+
+def test_dry_run_of_a_workdir_leaves_it_alone(call, place):
+    (place / "work").mkdir()
+    code, _, _ = call(*smoke(place, "--dry_run"))
+    assert code == 0 and list((place / "work").iterdir()) == []
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "heads that do not divide": (["--config.model.heads=3"], ["model.heads=3", "divide", "16"]),
+    "depth 0": (["--config.model.depth=0"], ["config.model.depth=0", "at least 1"]),
+    "no such placement": (["--config.model.placement=pree"], ["=pree", "did you mean 'pre'?"]),
+    "no such norm": (["--config.model.norm=rmsnrm"], ["=rmsnrm", "did you mean 'rmsnorm'?"]),
+    "no seeds": (["--config.grid.seeds=0"], ["config.grid.seeds=0", "at least 1"]),
+    "negative rate": (["--config.train.learning_rate=-1e-3"], ["=-0.001", "at least 0"]),
+    "negative rate in a list": (["--config.grid.learning_rates=1e-3,-1"], ["learning_rates=-1.0"]),
+    "a rate that is no number": (["--config.train.learning_rate=nan"], ["learning_rate=nan"]),
+    "an infinite rate": (["--config.train.learning_rate=inf"], ["learning_rate=inf"]),
+    "no steps": (["--config.train.steps=0"], ["config.train.steps=0"]),
+    "warm-up too long": (["--config.train.warmup_steps=21"], ["warmup_steps=21", "20"]),
+    "no window": (["--config.data.window=0"], ["data.window=0"]),
+    "window too long": (["--config.data.window=999"], ["data.window=999", "window"]),
+    "missing file": (["--config.data.corpus=/no/such/file.txt"], ["/no/such/file.txt"]),
+    "no such set": (["--config.data.corpus="], ["data.corpus"]),
+    "no such vocabulary": (["--config.data.vocabulary=chars"], ["did you mean 'char'?"]),
+    "left over": (["depth=4"], ["depth=4", "left over", "--name=value"]),
+    "left over word": (["please"], ["please", "left over"]),
+    "wrong flag": (["--workdirs=x"], ["--workdirs", "did you mean 'workdir'?"]),
+    "wrong field": (["--config.model.dpeth=4"], ["dpeth", "did you mean 'config.model.depth'?"]),
+    "wrong section": (["--config.modle.depth=4"], ["config.modle.depth", "did you mean"]),
+    "not a whole number": (["--config.model.depth=many"], ["depth=many", "whole number"]),
+    "half a block": (["--config.model.depth=2.5"], ["depth=2.5", "whole number"]),
+    "not a number": (["--config.train.learning_rate=fast"], ["learning_rate=fast", "a number"]),
+    "not a boolean": (["--config.model.residual=maybe"], ["residual=maybe", "true or false"]),
+    "not a list of numbers": (["--config.grid.learning_rates=1,x"], ["learning_rates", "'1,x'"]),
+    "wrong experiment": (["--experiment=ablatoin"], ["ablatoin", "did you mean 'ablation'?"]),
+    "helper as experiment": (["--experiment=cli"], ["--experiment=cli", "must be one of"]),
+    "wrong preset": (["--preset=smokey"], ["--preset=smokey", "did you mean 'smoke'?"]),
+    "wrong variant": (["--config.grid.variants=full,no-attn"], ["no-attn", "did you mean"]),
+    "workdir is a file": (["--workdir=text.txt"], ["text.txt", "is a file"]),
+    "workdir under a file": (["--workdir=text.txt/below"], ["text.txt is a file"]),
+    "workdir that cannot be made": (["--workdir=/proc/normjax"], ["/proc/normjax", "cannot write"]),
+    "a value missing": (["--config.model.depth"], ["config.model.depth"]),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_written(call, place, monkeypatch, case):
+    arguments, words = MISTAKES[case]
+    monkeypatch.chdir(place)
+    assert_one_line(*call(*smoke(place), *arguments), *words)
+    assert not (place / "work").exists()
+    assert (place / "text.txt").read_text() == TEXT
+
+
+TEXTS = {
+    "empty": (b"", ["empty"]),
+    "white space only": (b" \n\n ", ["text"]),
+    "too short": (b"short", ["data.window=16"]),
+    "not UTF-8": (TEXT.encode() + b"\xff\xfe caf\xe9", ["UTF-8"]),
+    "Latin-1": ("caf\u00e9 ".encode("latin-1") * 300, ["UTF-8"]),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20, ["UTF-8"]),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_text_that_cannot_be_used_is_one_line(call, place, case):
+    data, words = TEXTS[case]
+    (place / "text.txt").write_bytes(data)
+    assert_one_line(*call(*smoke(place)), "text.txt", *words)
+    assert not (place / "work").exists()
+
+
+def test_a_folder_without_texts_is_one_line(call, place):
+    (place / "empty").mkdir()
+    assert_one_line(*call(*smoke(place, f"--config.data.corpus={place / 'empty'}")), "empty")
+
+
+def test_a_mistake_in_a_cell_is_found_before_anything_is_written(call, place):
+    """Rotary positions need an even head width; the cell without positions does not."""
+    odd = ["--config.model.width=6", "--config.model.heads=2"]
+    assert_one_line(*call(*smoke(place, *odd)), "config.model.heads=2", "even")
+    assert not (place / "work").exists()
+
+
+# --- as a process ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config.model.heads=3"], ["heads=3"]),
+        (["--config.model.dpeth=4"], ["did you mean"]),
+        (["--cpu_devices=-1"], ["--cpu_devices=-1", "0"]),
+    ],
+)
+def test_a_mistake_in_a_process(place, arguments, words):
+    out = process(place, *smoke(place), *arguments)
+    assert_one_line(out.returncode, out.stdout, out.stderr, *words)
+    assert not (place / "work").exists()
+
+
+def test_help_and_list_as_a_process_need_no_network_no_cache_and_no_workdir(place):
+    for flag in ("--help", "--list"):
+        out = process(place, flag)
+        assert out.returncode == 0 and out.stderr == "" and "ablation" in out.stdout
+    assert {p.name for p in place.iterdir()} == {"text.txt"}
+
+
+def test_output_into_a_closed_pipe_is_no_traceback(place):
+    command = shlex.join([sys.executable, str(ROOT / "launch.py"), "--print_config"])
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "NORMJAX_CACHE": str(place / "cache")}
+    out = subprocess.run(
+        f"{command} | true", shell=True, env=environment, capture_output=True, text=True
+    )
+    assert "Traceback" not in out.stderr
