@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -59,10 +60,11 @@ class Checkpoints:
         if step in self.verified_steps():
             return
         self._clear_unfinished()
+        self._check_room(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree)))
         try:
             self._open().save(step, args=ocp.args.StandardSave(_flatten(tree)), force=True)
             self._open().wait_until_finished()
-        except (ValueError, RuntimeError, OSError) as error:  # tensorstore's own, where disks fill
+        except (ValueError, RuntimeError, OSError) as error:  # tensorstore has its own
             reason = " ".join(str(error).split())[:200]
             folder = str(self._folder / str(step))
             raise OSError(errno.EIO, f"checkpoint not written: {reason}", folder) from error
@@ -70,6 +72,20 @@ class Checkpoints:
         for old in self._hashes.glob("*.json"):
             if not (self._folder / old.stem).exists():
                 old.unlink()
+
+    def _check_room(self, size: int) -> None:
+        """Try a file of the state's size: on a full disk tensorstore's threads fail loudly."""
+        probe = self._run / ".room"
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(size))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            what = f"no room for a checkpoint of {size} bytes: {error.strerror}"
+            raise OSError(error.errno, what, str(self._folder)) from error
+        finally:
+            probe.unlink(missing_ok=True)
 
     def verified_steps(self) -> list[int]:
         """Return the steps that can be restored, ascending; damaged ones are quarantined.

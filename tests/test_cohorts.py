@@ -377,7 +377,6 @@ def test_the_training_program_is_compiled_once(name):
     _compiled.clear()
     before_compiling = list(_compiled)
     saved = use(0)
-    # reported: one device compiles twice while its first state is not committed to it
     assert _compiled == before_compiling, "a program was compiled during training"
     cohort.start(saved)
     use(3)
