@@ -112,7 +112,7 @@ class Progress:
         row[2:] = [
             f"{step}/{steps}", _loss(train) if train else row[3],
             _loss(validation) if validation else row[4],
-            f"{tokens_per_s:,.0f}" if tokens_per_s else row[5], left,
+            f"{tokens_per_s:,.0f}" if tokens_per_s else row[5], left if step < steps else "",
         ]  # fmt: skip
         now = time.monotonic()
         if self._live is None and (evaluated or now - self._last_line > 10):
