@@ -7,7 +7,8 @@
     python launch.py --dry_run                           what would run, and what it would cost
     python launch.py --print_config                      every field and its value
 
-Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 75 stopped and saved.
+Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 75 stopped and saved,
+130 interrupted before anything could be saved.
 """
 
 from __future__ import annotations

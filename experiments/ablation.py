@@ -6,8 +6,13 @@ normalization or the residual path is removed, or the normalization moved behind
 Hypothesis: attention hurts most, since without it a character sees only itself; the residual path
 hurts more than the normalization; moving the norm costs little in a model this shallow.
 
-Command: python launch.py                       about 3 minutes on two cores
-         python launch.py --preset=standard     the size of a well-known recipe for a CPU
+Command: python launch.py                       3.5 minutes on two cores
+         python launch.py --preset=standard     the size of a well-known recipe for a CPU; about
+                                                40 minutes on two cores by the rate of its benchmark
+
+Result (default): without residual path +1.23 nats, without attention +0.44, without norms +0.35,
+without positions +0.30, without MLP +0.16, post-norm not distinguishable. The first part of the
+hypothesis is wrong at this size: the residual path hurts more than attention.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from normjax import configs, runner
+from normjax.errors import UserError
 from normjax.grid import Cell, ExperimentConfig, Question
 
 CELLS = (
-    Cell("full", "full model", "Everything in place, with rotary positions and pre-norm.", {}),
+    Cell("full", "full model", "Everything in place, as configured.", {}),
     Cell(
         "no-attention", "minus attention",
         "Attention is removed; a token sees only itself, through the MLPs.",
@@ -36,7 +42,7 @@ CELLS = (
     Cell(
         "no-norm", "minus normalization",
         "Every norm is removed, the final one too; the residual path remains.",
-        {"model.placement": "none"},
+        {"model.norm": "identity"},
     ),
     Cell(
         "no-residual", "minus residual",
@@ -97,4 +103,10 @@ def run(config: ExperimentConfig, preset: str, options: runner.Options) -> Path 
             "All variants share one learning rate, initialization and step count, tuned for none.",
         ),
     )
+    if config.grid.depths:
+        depths = ",".join(str(depth) for depth in config.grid.depths)
+        raise UserError(
+            f"config.grid.depths={depths}: this experiment has one depth; use --config.model.depth,"
+            " or --experiment=depth"
+        )
     return runner.carry_out(question, CELLS, config, options)

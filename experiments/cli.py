@@ -11,6 +11,7 @@ import json
 import os
 import pkgutil
 import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Generator
@@ -24,7 +25,7 @@ import experiments
 from normjax import configs
 from normjax.errors import UserError, check_choice, suggest
 
-EXIT_MISTAKE, EXIT_LOCKED, EXIT_STOPPED = 2, 3, 75
+EXIT_MISTAKE, EXIT_LOCKED, EXIT_STOPPED, EXIT_INTERRUPTED = 2, 3, 75, 130
 HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort", "-?")
 _NOT_EXPERIMENTS = ("cli",)
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
@@ -180,8 +181,8 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     from normjax import devices, report, runner
     from normjax.locking import LockedError
 
-    workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}")
-    command = shlex.join(["python", "launch.py", *_given(values), f"--workdir={workdir}"])
+    workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}").expanduser()
+    command = shlex.join([_python(), sys.argv[0], *_given(values), f"--workdir={workdir}"])
     options = runner.Options(workdir, command, dry_run=values.dry_run)
     try:
         devices.set_up(values.cpu_devices, values.compilation_cache)
@@ -194,10 +195,20 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     except runner.Interrupted as stop:
         print(f"normjax: {stop}", file=sys.stderr)
         return EXIT_STOPPED
+    except KeyboardInterrupt:
+        print(f"normjax: interrupted, not saved; go on with: {command}", file=sys.stderr)
+        return EXIT_INTERRUPTED
     if page is not None:
         print(report.headline(workdir))
         print(f"report: {page}")
     return 0
+
+
+def _python() -> str:
+    """Return what a person types for this interpreter: its path, where `python` is another one."""
+    found = shutil.which("python")
+    here = found is not None and Path(found).absolute() == Path(sys.executable).absolute()
+    return "python" if here else sys.executable
 
 
 def _given(values: flags.FlagValues) -> list[str]:

@@ -103,8 +103,24 @@ def cells(config: ExperimentConfig) -> list[Cell]:
     ]
 
 
+def _check_unvaried(config: ExperimentConfig, preset: str) -> None:
+    """Refuse a value for what this experiment varies itself: it would be ignored."""
+    usual = get_config(preset).model
+    for name, way in (
+        ("depth", "config.grid.depths=2,4"),
+        ("placement", "config.grid.variants=pre,post"),
+        ("residual", "config.grid.variants=pre,no-residual"),
+        ("scan_layers", ""),
+    ):
+        value = getattr(config.model, name)
+        if value != getattr(usual, name):
+            hint = f"; use --{way}" if way else ""
+            raise UserError(f"config.model.{name}={value}: this experiment varies it itself{hint}")
+
+
 def run(config: ExperimentConfig, preset: str, options: runner.Options) -> Path | None:
     """Train what is left of the grid and write the report."""
+    _check_unvaried(config, preset)
     question = Question(
         experiment="depth",
         preset=preset,

@@ -236,7 +236,7 @@ class CohortRun:
                 "learning_rate": run.hyper.learning_rate * self._schedule(max(step - 1, 0)),
                 "update/skipped": int(counters["skipped"][i]),
                 "time/wall_s": self._seconds,
-                "time/tokens_per_s": rate,
+                "time/tokens_per_s": rate and rate / len(self._runs),
             })  # fmt: skip
         for i, line in enumerate(lines):
             runlog.append_metrics(self._folders[i], line)

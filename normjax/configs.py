@@ -59,12 +59,9 @@ def replace(config: C, changes: Mapping[str, Any]) -> C:
     Raises:
       UserError: a path that does not exist, with the closest one that does.
 
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Model:
-    ...     depth: int = 4
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Config:
-    ...     model: Model = Model()
+    >>> model = dataclasses.make_dataclass("Model", [("depth", int, 4)], frozen=True)
+    >>> fields = [("model", model, model())]
+    >>> Config = dataclasses.make_dataclass("Config", fields, frozen=True)
     >>> replace(Config(), {"model.depth": 8})
     Config(model=Model(depth=8))
     """

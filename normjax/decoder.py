@@ -150,7 +150,7 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
         )
     for name in ("norm_eps", "attention_softcap", "output_softcap"):
         value = getattr(c, name)
-        if not 0 <= value < float("inf"):
+        if not 0 <= value <= float(jnp.finfo(jnp.float32).max):
             usual = getattr(DecoderConfig(), name)
             raise UserError(
                 f"{prefix}.{name}={value}: must be finite and at least 0;"

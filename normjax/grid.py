@@ -21,6 +21,7 @@ from normjax.train import Hyper, TrainConfig
 
 FORMAT = 1
 MAX_SEED = 2**31 - 1
+MAX_SEEDS = 10_000
 # How a run is computed, not what it computes: not part of its name.
 MANNER = ("chunk_steps", "checkpoint_seconds", "checkpoint_every", "parallel", "lanes")
 
@@ -139,9 +140,9 @@ def select(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
 def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None:
     """Raise :class:`UserError` for anything in the grid that cannot be run."""
     g = config.grid
-    if g.seeds < 1:
+    if not 1 <= g.seeds <= MAX_SEEDS:
         raise UserError(
-            f"config.grid.seeds={g.seeds}: must be at least 1; intervals need 2 or more"
+            f"config.grid.seeds={g.seeds}: must be from 1 to {MAX_SEEDS}; intervals need 2 or more"
         )
     if not 0 <= g.first_seed <= MAX_SEED - g.seeds:
         raise UserError(
@@ -149,7 +150,7 @@ def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None
         )
     for name in ("learning_rates", "weight_decays", "init_scales"):
         for value in getattr(g, name):
-            if not 0 <= value < float("inf"):
+            if not 0 <= value <= train.LARGEST:
                 raise UserError(f"config.grid.{name}={value}: must be finite and at least 0")
         if len(set(getattr(g, name))) < len(getattr(g, name)):
             listed = ",".join(str(value) for value in getattr(g, name))

@@ -37,7 +37,9 @@ def global_norm(tree: Any) -> tuple[Array, Array]:
     >>> f"{float(m * c):.3g}"
     '2e+30'
     """
-    leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in _leaves(tree)]
+    leaves = [
+        leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(tree)
+    ]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
     _, exponent = jnp.frexp(jnp.where(largest > 0, largest, 1))
     c = jnp.ldexp(jnp.ones_like(largest), jnp.clip(exponent, -100, 100))
@@ -45,10 +47,6 @@ def global_norm(tree: Any) -> tuple[Array, Array]:
     # The barrier keeps the compiler from moving 1/c out of the sum of squares, which would undo it.
     inverse = jax.lax.optimization_barrier(1 / c)
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf * inverse)) for leaf in leaves)), c
-
-
-def _leaves(tree: Any) -> list[Array]:
-    return jax.tree.leaves(tree)
 
 
 def clip(gradients: Any, limit: float) -> tuple[Any, Array]:

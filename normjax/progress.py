@@ -13,7 +13,8 @@ from rich.table import Table
 
 
 class TimeLeft:
-    """Estimates the rest of a grid from the work done per training second; compiling is left out.
+    """Estimates the rest of a grid from the work done per training second; compiling,
+    evaluating and saving are left out.
 
     Work is in floating-point operations, so that cells of different size count as what they are.
     """

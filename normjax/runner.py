@@ -64,6 +64,13 @@ def carry_out(
             with Progress([cohort.name for cohort in cohorts], options.live) as progress:
                 _train_all(cohorts, corpus, options, progress, stop)
             return report.write(options.workdir)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"config.train.batch_size={config.train.batch_size}: not enough memory; take a smaller"
+            " batch_size, model or train.chunk_steps, or --config.model.remat"
+        ) from None
     except OSError as error:
         what = f"{error.strerror or error} ({error.filename or 'a file'})"
         raise UserError(
@@ -72,19 +79,18 @@ def carry_out(
 
 
 def _check_workdir(workdir: Path) -> None:
-    for folder in (workdir, *workdir.parents):
-        if folder.exists():
-            if not folder.is_dir():
-                raise UserError(f"workdir={workdir}: {folder} is a file; name a folder")
-            probe = folder / f".normjax-{time.time_ns()}"
-            try:
-                probe.touch()
-                probe.unlink()
-            except OSError as error:
-                raise UserError(
-                    f"workdir={workdir}: cannot write there ({error.strerror}); name another folder"
-                ) from None
-            return
+    """Find out before any work whether the folder can be made and written to."""
+    try:
+        folder = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
+        if not folder.is_dir():
+            raise UserError(f"workdir={workdir}: {folder} is a file; name a folder")
+        probe = folder / f".normjax-{time.time_ns()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"workdir={workdir}: cannot write there ({error.strerror}); name another folder"
+        ) from None
 
 
 def _record(
@@ -98,6 +104,9 @@ def _record(
         models[cell.name] = Decoder(changed.model, corpus.vocabulary_size, changed.data.window)
     windows, weights = evaluation_windows(
         corpus.validation, config.data.window, config.train.final_windows
+    )
+    between, _ = evaluation_windows(
+        corpus.validation, config.data.window, config.train.evaluation_windows
     )
     series = {cell.series or cell.name for cell in cells}
     baseline = (
@@ -122,8 +131,8 @@ def _record(
             "description": "non-overlapping windows, "
             + ("the whole validation part" if config.train.final_windows == 0
                else "evenly spaced over the validation part")
-            + f"; between, every {config.train.evaluate_every} steps, on"
-            f" {config.train.evaluation_windows or 'all'} of them",
+            + f"; between, every {config.train.evaluate_every} steps, on {len(between)} windows"
+            " of the same part",
         },
         "cells": [
             {

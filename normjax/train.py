@@ -11,7 +11,6 @@ step is recorded.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +25,7 @@ from normjax.errors import UserError, check_choice
 
 PARALLEL = ("runs", "data")
 LANES = ("auto", "vmap", "map")
+LARGEST = float(jnp.finfo(jnp.float32).max)
 INIT_PURPOSE = 0  # keys are fold_in(seed, purpose); further purposes get further numbers
 
 
@@ -75,13 +75,14 @@ def check(config: TrainConfig, devices: int = 1, prefix: str = "config.train") -
             raise UserError(f"{prefix}.{name}={getattr(c, name)}: must be at least {least}")
     for name in ("learning_rate", "weight_decay", "clip", "init_scale", "checkpoint_seconds"):
         value = getattr(c, name)
-        if not 0 <= value < math.inf:
-            raise UserError(f"{prefix}.{name}={value}: must be finite and at least 0")
-    for name, high in (("final_fraction", 1.0), ("beta1", 1.0), ("beta2", 1.0)):
-        value = getattr(c, name)
-        if not 0 <= value <= high or (name.startswith("beta") and value == 1):
-            raise UserError(f"{prefix}.{name}={value}: must be at least 0 and below 1")
-    if not 0 < c.adam_eps < math.inf:
+        if not 0 <= value <= LARGEST:
+            raise UserError(f"{prefix}.{name}={value}: must be finite in float32 and at least 0")
+    if not 0 <= c.final_fraction <= 1:
+        raise UserError(f"{prefix}.final_fraction={c.final_fraction}: must be from 0 to 1")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(c, name) < 1:
+            raise UserError(f"{prefix}.{name}={getattr(c, name)}: must be at least 0 and below 1")
+    if not 0 < c.adam_eps <= LARGEST:
         raise UserError(f"{prefix}.adam_eps={c.adam_eps}: must be above 0, for example 1e-8")
     if c.warmup_steps > c.steps:
         raise UserError(f"{prefix}.warmup_steps={c.warmup_steps}: must not pass steps={c.steps}")
@@ -172,8 +173,11 @@ def train_step(
     )(state.params)
     if axis_name is not None:
         loss, gradients = jax.lax.pmean((loss, gradients), axis_name)
-    gradients, norm = optimizer.clip(gradients, config.clip)
-    updates, moments = _transformation(config, hyper).update(gradients, state.moments, state.params)
+    # AdamW computes in float32 at least: in float16 its eps is zero and its squares vanish.
+    gradients, norm = optimizer.clip(_wide(gradients), config.clip)
+    updates, moments = _transformation(config, hyper).update(
+        gradients, state.moments, _wide(state.params)
+    )
     schedule = optimizer.unit_schedule(config.steps, config.warmup_steps, config.final_fraction)
     rate = hyper.learning_rate * schedule(state.step)
     params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
@@ -194,10 +198,16 @@ def train_step(
         bad_streak=streak,
         # Steps are counted from 1 here: this one is step + 1, and the streak ends with it.
         diverged_at=jnp.where(alive & out, state.step + 2 - streak, state.diverged_at),
-        loss_sum=state.loss_sum + jnp.where(good, loss, 0),
-        norm_sum=state.norm_sum + jnp.where(good, jnp.minimum(norm, 1e30), 0),
+        loss_sum=_added(state.loss_sum, jnp.where(good, loss, 0)),
+        # A norm beyond float32 is logged as 1e30: the mean of the others stays readable.
+        norm_sum=_added(state.norm_sum, jnp.where(good, jnp.minimum(norm, 1e30), 0)),
         sum_steps=state.sum_steps + good.astype(jnp.int32),
     )
+
+
+def _added(total: Array, x: Array) -> Array:
+    """Return the sum in the dtype of the total, which a float64 model does not change."""
+    return total + x.astype(total.dtype)
 
 
 def _wide(tree: Any) -> Any:
@@ -232,7 +242,7 @@ def evaluate(model: Decoder, params: Params, windows: Array, weights: Array, cou
 
     def body(i, sums):
         losses = token_losses(model, params, windows[i])
-        return sums[0] + jnp.sum(losses * weights[i]), sums[1] + jnp.sum(weights[i])
+        return _added(sums[0], jnp.sum(losses * weights[i])), sums[1] + jnp.sum(weights[i])
 
     zero = jnp.zeros((), jnp.float32)
     total, weight = jax.lax.fori_loop(0, count, body, (zero, zero))

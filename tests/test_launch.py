@@ -161,7 +161,7 @@ MISTAKES = {
     "depth 0": (["--config.model.depth=0"], ["config.model.depth=0", "at least 1"]),
     "no such placement": (["--config.model.placement=pree"], ["=pree", "did you mean 'pre'?"]),
     "no such norm": (["--config.model.norm=rmsnrm"], ["=rmsnrm", "did you mean 'rmsnorm'?"]),
-    "no seeds": (["--config.grid.seeds=0"], ["config.grid.seeds=0", "at least 1"]),
+    "no seeds": (["--config.grid.seeds=0"], ["config.grid.seeds=0", "from 1 to 10000"]),
     "negative rate": (["--config.train.learning_rate=-1e-3"], ["=-0.001", "at least 0"]),
     "negative rate in a list": (["--config.grid.learning_rates=1e-3,-1"], ["learning_rates=-1.0"]),
     "a rate that is no number": (["--config.train.learning_rate=nan"], ["learning_rate=nan"]),

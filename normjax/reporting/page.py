@@ -47,6 +47,7 @@ def render(results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[
     pictures = {figure.name: _picture(figure, svg) for figure, svg in figures}
     said = findings.warnings(results)
     said += trends.sweep(results) if results.x else findings.ablation(results)
+    config = results.plan.get("config") or {}
     return template.render(
         plan=results.plan,
         results=results,
@@ -58,9 +59,10 @@ def render(results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[
         figures=list(pictures.values()),
         parts=[(name, text.format(unit=results.unit)) for name, text in explanations.PARTS],
         form=explanations.equation(
-            str(explanations.lookup(results.plan.get("config") or {}, "model.placement", ""))
+            str(explanations.lookup(config, "model.placement", "")),
+            bool(explanations.lookup(config, "model.residual", True)),
         ),
-        settings=list(flat(results.plan.get("config") or {})),
+        settings=list(flat(config)),
         runs=_runs(results, looks),
         machine=_machine(results),
         cost=_cost(results),
