@@ -29,6 +29,8 @@ from normjax.norms import NORMS, NormLayer
 from normjax.positions import rotary_angles, rotate
 
 Params = dict[str, Any]
+Layer = tuple[Params, tuple[Any, ...]]
+"""Parameters of one block and its factors (a, b, c)."""
 
 ATTENTIONS = ("softmax", "none")
 POSITIONS = ("rotary", "learned", "none")
@@ -327,16 +329,23 @@ class DecoderModule(nn.Module):
     window: int
 
     @nn.compact
-    def __call__(self, tokens_BT: Array) -> Array:
+    def __call__(self, x: Array, part: str = "all") -> Array:
+        """Return logits of tokens (B, T), or the first or last part of the way to them.
+
+        part "embedding" returns the stream (B, T, D) that block 1 reads; "readout" takes the stream
+        that block L returns.
+        """
         c = self.config
         std = c.initialization.embedding_stddev(c.width)
         embed_init = nn.initializers.normal(std)
         table_VD = self.param("embedding", embed_init, (self.vocabulary, c.width), c.param_dtype)
-        h = table_VD.astype(c.dtype)[tokens_BT]
-        if c.positions == "learned":
+        h = x if part == "readout" else table_VD.astype(c.dtype)[x]
+        if c.positions == "learned" and part != "readout":
             table_TD = self.param("positions", embed_init, (self.window, c.width), c.param_dtype)
-            h = h + table_TD.astype(c.dtype)[: tokens_BT.shape[1]]
-        if sublayers(c):
+            h = h + table_TD.astype(c.dtype)[: x.shape[1]]
+        if part == "embedding":
+            return h
+        if sublayers(c) and part == "all":
             h = self._blocks(h)
         if c.has_final_norm:
             h = _norm_layer(c, "final_norm")(h)
@@ -354,10 +363,8 @@ class DecoderModule(nn.Module):
 
     def _blocks(self, h: Array) -> Array:
         c = self.config
-        place = c.resolved_placement
         block = nn.remat(Block, prevent_cse=not c.scan_layers) if c.remat else Block
-        schedules = (place.residual, place.branch, place.scale)
-        factors = [_per_block(schedule, c.depth, _wide(h.dtype)) for schedule in schedules]
+        factors = _factors(c)
 
         def body(module: Block, carry: Array, varying: Any):
             rest = iter(varying)
@@ -369,6 +376,13 @@ class DecoderModule(nn.Module):
         )  # fmt: skip
         varying = tuple(x for x in factors if not isinstance(x, float))
         return scan(block(c, name="blocks"), h, varying)[0]
+
+
+def _factors(config: DecoderConfig) -> list[Any]:
+    """Return (a, b, c) of all blocks; see :func:`_per_block`."""
+    place, dtype = config.resolved_placement, _wide(config.dtype)
+    schedules = (place.residual, place.branch, place.scale)
+    return [_per_block(schedule, config.depth, dtype) for schedule in schedules]
 
 
 def _per_block(schedule: placements.Schedule, depth: int, dtype: Any) -> Any:
@@ -427,6 +441,57 @@ class Decoder:
         logits: Any = self._module.apply({"params": params}, tokens)
         return logits
 
+    def embed(self, params: Params, tokens: Array) -> Array:
+        """Return the stream (B, T, D) that block 1 reads."""
+        h: Any = self._module.apply({"params": params}, tokens, "embedding")
+        return h
+
+    def readout(self, params: Params, h: Array) -> Array:
+        """Return logits (B, T, V) of the stream (B, T, D) that block L returns."""
+        logits: Any = self._module.apply({"params": params}, h, "readout")
+        return logits
+
+    def layer(self, params: Params, block: int) -> Layer:
+        """Return the parameters and the factors (a, b, c) of one block, counted from 1."""
+        if not 1 <= block <= self.config.depth:
+            raise UserError(f"block={block}: must be from 1 to {self.config.depth}")
+        sliced = jax.tree.map(lambda x: x[block - 1], params.get("blocks", {}))
+        factors = _factors(self.config)
+        return sliced, tuple(f if isinstance(f, float) else f[block - 1] for f in factors)
+
+    def block(self, layer: Layer, h: Array, sublayer: str = "") -> Array:
+        """Return what a block, or one of its sub-layers, makes of the stream h (B, T, D)."""
+        params, factors = layer
+        if sublayer:
+            part, params = SubLayer(self.config, sublayer), params[sublayer]
+            after: Any = part.apply({"params": params}, h, *factors)
+            return after
+        carried: Any = Block(self.config).apply({"params": params}, h, factors)
+        return carried[0]
+
+    def sublayer_parts(self, layer: Layer, sublayer: str) -> dict[str, Any]:
+        """Return the arguments of :func:`normjax.placements.combine` that make up a sub-layer."""
+        params, (a, b, c) = layer[0][sublayer], layer[1]
+        place = self.config.resolved_placement
+        norms = {"read": place.read, "output": place.output, "stream": place.stream}
+        maps = {k: _applied(_norm_layer(self.config, k), params.get(k + "_norm", {})) if on
+                else _passed for k, on in norms.items()}  # fmt: skip
+        branch = _applied(SUBLAYERS[sublayer](self.config), params["branch"])
+        return {"branch": branch, **maps, "a": a, "b": params.get("branch_gain", b), "c": c}
+
+    def hidden_states(self, params: Params, tokens: Array) -> Array:
+        """Return the stream before block 1 and after every block: (L + 1, B, T, D).
+
+        >>> model = Decoder(DecoderConfig(depth=2, width=16, heads=2), vocabulary=11, window=8)
+        >>> params = model.init(jax.random.key(0))
+        >>> model.hidden_states(params, jnp.zeros((3, 8), jnp.int32)).shape
+        (3, 3, 8, 16)
+        """
+        states = [self.embed(params, tokens)]
+        for block in range(1, self.config.depth + 1):
+            states.append(self.block(self.layer(params, block), states[-1]))
+        return jnp.stack(states)
+
     def parameter_count(self) -> int:
         """Number of learned numbers, without making them."""
         shapes = jax.eval_shape(self.init, jax.random.key(0))
@@ -445,6 +510,14 @@ class Decoder:
         weights += self.vocabulary * c.width if c.tied else 0
         scores = 2 * c.depth * self.window * c.width if c.attention != "none" else 0
         return 6.0 * (weights + scores)
+
+
+def _applied(module: nn.Module, params: Params) -> Callable[[Array], Array]:
+    def function(x: Array) -> Array:
+        y: Any = module.apply({"params": params}, x)
+        return y
+
+    return function
 
 
 def _is_kernel(path: tuple[Any, ...]) -> bool:

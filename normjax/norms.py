@@ -32,6 +32,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.errors import UserError
+from normjax.norm_derivatives import (
+    NormDerivative,
+    identity_derivative,
+    layer_norm_derivative,
+    rms_norm_derivative,
+)
 
 # --- range-safe building blocks -----------------------------------------------------------------
 
@@ -250,12 +256,15 @@ class Norm:
         is formed in float32) or "none".
       bias: whether a bias is learned; it starts at 0.
       title: what a legend calls it.
+      derivative: the closed form of its Jacobian, ``(x, gain, [bias], *, eps) ->``
+        :class:`NormDerivative` in NumPy float64, verified against ``jax.jacfwd`` for every row.
     """
 
     function: Callable[..., Array]
     gain: str
     bias: bool
     title: str
+    derivative: Callable[..., NormDerivative] | None = None
 
     def __call__(self, x: Array, parameters: Mapping[str, Array], eps: float) -> Array:
         """Apply the norm with the parameters it has: {"gain": (d,), "bias": (d,)}."""
@@ -267,13 +276,17 @@ class Norm:
 
 
 NORMS: dict[str, Norm] = {
-    "rmsnorm": Norm(rms_norm, "g", False, "RMSNorm"),
-    "rmsnorm_offset": Norm(rms_norm, "1+g", False, "RMSNorm, gain 1 + g"),
-    "rmsnorm_plain": Norm(rms_norm, "none", False, "RMSNorm without gain"),
-    "layernorm": Norm(layer_norm, "g", True, "LayerNorm"),
-    "layernorm_nobias": Norm(layer_norm, "g", False, "LayerNorm without bias"),
-    "layernorm_plain": Norm(layer_norm, "none", False, "LayerNorm without gain and bias"),
-    "identity": Norm(identity, "none", False, "no norm"),
+    "rmsnorm": Norm(rms_norm, "g", False, "RMSNorm", rms_norm_derivative),
+    "rmsnorm_offset": Norm(rms_norm, "1+g", False, "RMSNorm, gain 1 + g", rms_norm_derivative),
+    "rmsnorm_plain": Norm(rms_norm, "none", False, "RMSNorm without gain", rms_norm_derivative),
+    "layernorm": Norm(layer_norm, "g", True, "LayerNorm", layer_norm_derivative),
+    "layernorm_nobias": Norm(
+        layer_norm, "g", False, "LayerNorm without bias", layer_norm_derivative
+    ),
+    "layernorm_plain": Norm(
+        layer_norm, "none", False, "LayerNorm without gain and bias", layer_norm_derivative
+    ),
+    "identity": Norm(identity, "none", False, "no norm", identity_derivative),
 }
 
 

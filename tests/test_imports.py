@@ -10,17 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Lowest first. A module imports from strictly lower layers only. "normjax.reporting" stands for
-# every module in that folder: those may import each other, without cycles.
+# Lowest first. A module imports from strictly lower layers only. A folder such as
+# "normjax.reporting" stands for every module in it: those may import each other, without cycles.
 LAYERS = (
     ("normjax", "normjax.errors", "normjax.processor", "normjax.scratch",
      "normjax.tensorflow_free"),
     ("normjax.configs", "normjax.runlog", "normjax.locking", "normjax.stopping",
-     "normjax.text_files", "normjax.tfds_text", "normjax.vocabulary", "normjax.windows"),
+     "normjax.norm_derivatives", "normjax.spectra", "normjax.text_files", "normjax.tfds_text",
+     "normjax.vocabulary", "normjax.windows"),
     ("normjax.norms", "normjax.positions", "normjax.placements", "normjax.initializers",
      "normjax.plays", "normjax.token_cache"),
     ("normjax.decoder", "normjax.optimizer", "normjax.corpora", "normjax.devices"),
-    ("normjax.train",),
+    ("normjax.train", "normjax.jacobians", "normjax.theory"),
     ("normjax.cohorts", "normjax.grid"),
     ("normjax.checkpoints", "normjax.progress", "normjax.provenance", "normjax.reporting"),
     ("normjax.report", "normjax.estimates"),
@@ -30,7 +31,9 @@ LAYERS = (
     ("launch",),
 )  # fmt: skip
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
-FOLDERS = ("normjax.reporting", "experiments")
+FOLDERS = (
+    "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.theory", "experiments",
+)  # fmt: skip
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
 WITHOUT_JAX = ("normjax.runlog", "normjax.report", "normjax.reporting", "normjax.errors")
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")

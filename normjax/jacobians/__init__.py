@@ -1,0 +1,1 @@
+"""Jacobians of norms, branches, placements and blocks: closed forms, verified, and views."""

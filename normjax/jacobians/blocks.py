@@ -1,0 +1,323 @@
+"""The parts of a decoder as plain functions in float64, and their Jacobians in closed form.
+
+    parts = Parts(model, params)
+    f = parts.block(3)                  # or parts.sublayer(3, "mlp"), parts.stack(1, 4)
+    f(h)                                # (T, d) -> (T, d), the decoder's own modules
+    f.token_jacobians(h)                # (T, d, d): d h'_i / d h_i of every position at once
+    f.sequence_jacobian(h)              # (T, d, T, d)
+
+The functions run the decoder's own Flax modules with the parameters of that block; the Jacobians
+are closed forms composed by the placement's equation. For what autodiff says of these and of any
+other function see :mod:`normjax.jacobians.views`. Everything runs under a local 64-bit mode, on a
+float64 copy of the parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from normjax.decoder import Decoder, Layer, sublayers
+from normjax.errors import UserError, check_choice
+from normjax.jacobians.branch_jacobians import (
+    attention_jacobian,
+    attention_token_jacobians,
+    mlp_jacobian,
+)
+from normjax.jacobians.closed_forms import as_float64, norm_jacobian, placement_jacobian
+from normjax.norm_derivatives import Floats
+from normjax.placements import combine
+
+MAX_DENSE = 4096
+"""Largest n = T d of which a dense n x n Jacobian is made: 128 MiB of float64."""
+MAX_TOKEN_BYTES = 2**32
+"""Largest stack (T, d, d) of per-token Jacobians, in bytes."""
+
+
+def to_float64(tree: Any) -> Any:
+    """Return a tree with its floating arrays as float64 arrays of JAX."""
+    with jax.enable_x64(True):
+        return jax.tree.map(
+            lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+            tree,
+        )
+
+
+def check_finite(name: str, x: Any, source: str) -> None:
+    """Raise :class:`UserError` for a concrete array that is not finite; tracers pass."""
+    if not isinstance(x, jax.core.Tracer) and not np.all(np.isfinite(np.asarray(x))):
+        raise UserError(
+            f"{name}: {source} is not finite; look at the parameters and the scale of h"
+        )
+
+
+class Parts:
+    """A decoder with its parameters, taken apart; blocks are counted from 1.
+
+    Args:
+      model: the decoder, of any dtype.
+      params: its parameters, as ``model.init`` or a checkpoint gives them.
+
+    Raises:
+      UserError: parameters that are not finite.
+
+    >>> from normjax.decoder import DecoderConfig
+    >>> model = Decoder(DecoderConfig(depth=2, width=8, heads=2), vocabulary=11, window=4)
+    >>> parts = Parts(model, model.init(jax.random.key(0)))
+    >>> h = parts.embed([1, 2, 3])
+    >>> parts.stack(1, 2)(h).shape, parts.block(2).token_jacobians(h).shape
+    ((3, 8), (3, 8, 8))
+    """
+
+    def __init__(self, model: Decoder, params: Any):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+            check_finite(f"params{jax.tree_util.keystr(path)}", leaf, "a value")
+        wide = {"dtype": "float64", "param_dtype": "float64", "remat": False}
+        with jax.enable_x64(True):
+            self.model = dataclasses.replace(
+                model, config=dataclasses.replace(model.config, **wide)
+            )
+        self.params = to_float64(params)
+        self.config = self.model.config
+        # The parameters are arguments, so that all blocks share one compiled program.
+        self._sublayer = jax.jit(self.model.block, static_argnames="sublayer")
+        self._point = jax.jit(self._branch_point, static_argnames="sublayer")
+        self._layers: dict[int, Layer] = {}
+
+    def sublayer(self, block: int, name: str) -> Part:
+        """Return one sub-layer, "attention" or "mlp", of a block, with its norms and residual."""
+        check_choice("sublayer", name, sublayers(self.config))
+        self.layer(block)
+        return Part(self, ((block, name),))
+
+    def block(self, block: int) -> Part:
+        """Return one block: its sub-layers in order."""
+        return self.stack(block, block)
+
+    def stack(self, first: int, last: int) -> Part:
+        """Return the blocks from ``first`` to ``last``, both included."""
+        if first > last:
+            raise UserError(f"first={first}: must be at most last={last}")
+        blocks = range(first, last + 1)
+        for block in (first, last):
+            self.layer(block)
+        return Part(self, tuple((block, name) for block in blocks for name in self.sublayer_names))
+
+    @property
+    def sublayer_names(self) -> tuple[str, ...]:
+        """The sub-layers that every block has, in order."""
+        return sublayers(self.config)
+
+    def layer(self, block: int) -> Layer:
+        """Return the float64 parameters and factors (a, b, c) of a block."""
+        if block not in self._layers:
+            with jax.enable_x64(True):
+                self._layers[block] = self.model.layer(self.params, block)
+        return self._layers[block]
+
+    def embed(self, tokens: Any) -> Array:
+        """Return the stream that block 1 reads: (T, d) for tokens (T,), (B, T, d) for (B, T)."""
+        return self._of_tokens(self.model.embed, tokens)
+
+    def hidden_states(self, tokens: Any) -> Array:
+        """Return the stream before block 1 and after every block: (L + 1, [B,] T, d)."""
+        tokens = self._tokens(tokens)
+        h = self.embed(tokens)
+        states = [h]
+        for block in range(1, self.config.depth + 1):
+            states.append(self.block(block)(states[-1]))
+        with jax.enable_x64(True):
+            return jnp.stack(states)
+
+    def logits(self, h: Any) -> Array:
+        """Return logits ([B,] T, V) of the stream after block L; the final norm is inside."""
+        with jax.enable_x64(True):
+            h = self._stream(h)
+            y = self.model.readout(self.params, h.reshape(-1, *h.shape[-2:]))
+            return y.reshape(*h.shape[:-1], y.shape[-1])
+
+    def _of_tokens(self, function: Any, tokens: Any) -> Array:
+        tokens = self._tokens(tokens)
+        with jax.enable_x64(True):
+            out = function(self.params, jnp.atleast_2d(tokens))
+            return out[0] if tokens.ndim == 1 else out
+
+    def _tokens(self, tokens: Any) -> np.ndarray:
+        tokens = np.asarray(tokens)
+        V, window = self.model.vocabulary, self.model.window
+        if tokens.ndim not in (1, 2) or not np.issubdtype(tokens.dtype, np.integer):
+            raise UserError(
+                f"tokens of shape {tokens.shape}, {tokens.dtype}: must be integers (T,) or (B, T)"
+            )
+        if not 1 <= tokens.shape[-1] <= window:
+            raise UserError(f"tokens of length {tokens.shape[-1]}: must be from 1 to {window}")
+        if tokens.size and not (tokens.min() >= 0 and tokens.max() < V):
+            raise UserError(f"tokens from {tokens.min()} to {tokens.max()}: must be in 0..{V - 1}")
+        return tokens
+
+    def _stream(self, h: Any) -> Array:
+        """Return h in float64; call under 64-bit mode."""
+        h = jnp.asarray(h, jnp.float64)
+        if h.ndim not in (2, 3) or h.shape[-1] != self.config.width or 0 in h.shape:
+            raise UserError(
+                f"h of shape {h.shape}: must be (T, {self.config.width}) or"
+                f" (B, T, {self.config.width}), the width of the decoder"
+            )
+        check_finite("h", h, "an entry")
+        return h
+
+    def _branch_point(self, layer: Layer, h: Array, sublayer: str) -> tuple[Array, ...]:
+        """Return what F reads, what F returns, what P reads, and the sub-layer's output."""
+        parts = self.model.sublayer_parts(layer, sublayer)
+        read = parts["read"](h) * parts["c"]
+        total = combine(h, **{**parts, "stream": lambda x: x})
+        return read, parts["branch"](read), total, parts["stream"](total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A run of sub-layers as a function h -> h', with its Jacobians in closed form.
+
+    Calling it inside a transformation of your own (jax.jacfwd, jax.linearize) needs
+    ``with jax.enable_x64(True)`` around that; the views of :mod:`normjax.jacobians.views` do so.
+    """
+
+    parts: Parts
+    steps: tuple[tuple[int, str], ...]
+
+    def __call__(self, h: Any) -> Array:
+        """Return h' for h (T, d) or (B, T, d), float64.
+
+        Raises:
+          UserError: h of another shape or not finite, or a result that is not finite.
+        """
+        with jax.enable_x64(True):
+            h = self.parts._stream(h)
+            out = h.reshape(-1, *h.shape[-2:])
+            for block, name in self.steps:
+                out = self.parts._sublayer(self.parts.layer(block), out, sublayer=name)
+            check_finite("h", out, f"the output of {self}")
+            return out.reshape(h.shape)
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "a block without sub-layers"
+        (first, _), (last, name) = self.steps[0], self.steps[-1]
+        if len(self.steps) == 1:
+            return f"{name} of block {first}"
+        return f"block {first}" if first == last else f"blocks {first} to {last}"
+
+    def token_jacobians(self, h: Any) -> Floats:
+        """Return d h'_i / d h_i of every position, keys and values of the others held fixed.
+
+        The decoder is causal: what h_i does to the others never comes back to position i, so that
+        these are the diagonal blocks of the whole Jacobian, and those of a stack are the products
+        of those of its sub-layers.
+
+        Args:
+          h: (T, d) or (B, T, d).
+
+        Returns:
+          (T, d, d) or (B, T, d, d) float64.
+
+        Raises:
+          UserError: as for a call; or more than 4 GiB of result.
+        """
+        h = self._checked(h)
+        size = h.size * h.shape[-1] * 8
+        if size > MAX_TOKEN_BYTES:
+            raise UserError(
+                f"h of shape {h.shape}: its Jacobians take {size / 2**30:.1f} GiB, at most"
+                f" {MAX_TOKEN_BYTES >> 30} are made; use views.pair_jacobian for single positions"
+            )
+        if h.ndim == 3:
+            return np.stack([self.token_jacobians(each) for each in h])
+        total = None
+        for step in self.steps:
+            own, h = self._step_jacobian(step, h, whole=False)
+            total = own if total is None else own @ total
+        if total is None:
+            total = np.broadcast_to(np.eye(h.shape[-1]), (*h.shape, h.shape[-1])).copy()
+        return total
+
+    def sequence_jacobian(self, h: Any) -> Floats:
+        """Return d h'_i / d h_m of all pairs of positions.
+
+        Args:
+          h: (T, d) with T d at most 4096.
+
+        Returns:
+          (T, d, T, d) float64, the layout of ``jax.jacfwd``; zero for m > i.
+
+        Raises:
+          UserError: as for a call; more than one sequence; T d above 4096.
+        """
+        h = self._checked(h)
+        if h.ndim != 2:
+            raise UserError(f"h of shape {h.shape}: must be one sequence (T, d)")
+        check_dense(h.size)
+        T, d = h.shape
+        total = np.eye(T * d)
+        for step in self.steps:
+            own, h = self._step_jacobian(step, h, whole=True)
+            total = own.transpose(0, 2, 1, 3).reshape(T * d, T * d) @ total
+        return total.reshape(T, d, T, d)
+
+    def _checked(self, h: Any) -> Floats:
+        with jax.enable_x64(True):
+            return as_float64("h", self.parts._stream(h))
+
+    def _step_jacobian(
+        self, step: tuple[int, str], h: Floats, whole: bool
+    ) -> tuple[Floats, Floats]:
+        """Return a sub-layer's Jacobian, (T, d, d) or (T, T, d, d), and its output."""
+        (block, name), config = step, self.parts.config
+        layer = self.parts.layer(block)
+        with jax.enable_x64(True):
+            values = self.parts._point(layer, jnp.asarray(h)[None], sublayer=name)
+            read, branch, total, after = (np.asarray(v[0]) for v in values)
+        params, (a, b, c) = layer[0][name], layer[1]
+        place = config.resolved_placement
+        points = {
+            "read": h if place.read else None,
+            "output": branch if place.output else None,
+            "stream": total if place.stream else None,
+        }
+        maps = {
+            k: norm_jacobian(config.norm, x, params.get(k + "_norm"), config.norm_eps)
+            for k, x in points.items()
+            if x is not None
+        }
+        a, b = np.asarray(a, np.float64), params.get("branch_gain", b)
+        inner = self._branch_jacobian(name, params["branch"], read, whole)
+        if whole:
+            a = a * np.eye(len(h))
+            maps = {k: m[None] if k == "read" else m[:, None] for k, m in maps.items()}
+        return placement_jacobian(inner, **maps, a=a, b=b, c=c), after
+
+    def _branch_jacobian(self, name: str, params: Any, x: Floats, whole: bool) -> Floats:
+        config = self.parts.config
+        if name == "mlp":
+            own = mlp_jacobian(config, params, x)
+            return own * np.eye(len(x))[..., None, None] if whole else own
+        if name == "attention":
+            if whole:
+                return attention_jacobian(config, params, x).transpose(0, 2, 1, 3)
+            return attention_token_jacobians(config, params, x)
+        raise UserError(
+            f"sublayer={name}: has no closed form; use normjax.jacobians.views on the function"
+        )
+
+
+def check_dense(n: int) -> None:
+    """Raise :class:`UserError` where a dense n x n Jacobian would be too large."""
+    if n > MAX_DENSE:
+        raise UserError(
+            f"h of {n} entries: a dense Jacobian is made of at most {MAX_DENSE}; take a shorter"
+            " sequence, one position at a time, or the matrix-free route of normjax.spectra.krylov"
+        )

@@ -1,0 +1,279 @@
+"""Closed-form Jacobians of the branches: softmax, the MLP, and attention over a whole sequence.
+
+    softmax     J = diag(p) - p p^T
+    MLP         J = W_out diag(act'(z)) W_in                                      z = W_in x
+    attention   do_i/dx_m = p_im W_v + p_im c_im (v_m - o_i) (dl_im/dk_m K_m)
+                            + [i = m] sum_n p_in c_in (v_n - o_i) (dl_in/dq_i Q_i)
+
+for one head, before its output matrix: l_im = q_i . k_m / sqrt(C) are the logits, p_i their softmax
+after the cap, c_im the slope of the cap, o_i = sum_m p_im v_m, and Q_i, K_m the Jacobians (C, d) of
+the query and key with respect to their token: the weight matrix, then the norm of queries and keys
+where there is one, then the rotation of the position. Only m <= i has p_im > 0.
+
+NumPy in float64. The parameters are those of the decoder's own modules, of any dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from normjax.decoder import MLPS, DecoderConfig
+from normjax.errors import UserError
+from normjax.jacobians.closed_forms import as_float64, norm_jacobian
+from normjax.norm_derivatives import Floats
+from normjax.norms import NORMS
+from normjax.positions import rotary_angles, rotate
+
+# --- softmax and MLP ------------------------------------------------------------------------------
+
+
+def softmax_jacobian(logits: Any, where: Any = None) -> Floats:
+    """Return the Jacobian of softmax at the logits: J = diag(p) - p p^T.
+
+    1 - p of the largest entry is summed from the others, so that a saturated softmax keeps all its
+    digits.
+
+    Args:
+      logits: (..., n), finite.
+      where: (..., n) booleans; False is masked: p = 0. A row without any True has J = 0.
+
+    Returns:
+      (..., n, n) float64, symmetric; its rows sum to zero and its norm is at most 1/2.
+
+    >>> softmax_jacobian([0.0, 0.0])
+    array([[ 0.25, -0.25],
+           [-0.25,  0.25]])
+    """
+    x = as_float64("logits", logits)
+    mask = np.ones(x.shape, bool) if where is None else np.broadcast_to(where, x.shape)
+    top = np.max(np.where(mask, x, -np.inf), axis=-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    e = np.where(mask, np.exp(np.where(mask, x - top, 0.0)), 0.0)
+    total = e.sum(-1, keepdims=True)
+    p = e / np.where(total > 0, total, 1.0)
+    rest = 1 - p
+    largest = np.argmax(p, axis=-1)[..., None]
+    others = p.copy()
+    np.put_along_axis(others, largest, 0.0, axis=-1)
+    np.put_along_axis(rest, largest, others.sum(-1, keepdims=True), axis=-1)
+    jacobian = -p[..., :, None] * p[..., None, :]
+    index = np.arange(x.shape[-1])
+    jacobian[..., index, index] = p * rest
+    return jacobian
+
+
+def _gelu_slope(x: Floats) -> Floats:
+    # Of the tanh form; beyond +-30 the slope is 0 or 1 to rounding, and x^3 stays in range. (There
+    # autodiff of jax.nn.gelu is the one that errs, by the rounding of 1 - tanh^2 times x^3.)
+    x = np.clip(x, -30, 30)
+    scale = (2 / np.pi) ** 0.5
+    t = np.tanh(scale * (x + 0.044715 * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * 0.044715 * x * x)
+
+
+def _sigmoid(x: Floats) -> Floats:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+SLOPES: dict[str, Callable[[Floats], Floats]] = {
+    "gelu": _gelu_slope,
+    "relu": lambda x: (x > 0).astype(np.float64),
+    "swiglu": lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x)),
+    "none": np.ones_like,
+}
+"""act'(x) of every row of :data:`normjax.decoder.MLPS`."""
+
+
+def linear_map(parameters: Mapping[str, Any], x: Floats) -> Floats:
+    """Return x W (+ b) for {"kernel": (n, m), "bias": (m,)}, in float64."""
+    y = x @ np.asarray(parameters["kernel"], np.float64)
+    return y + np.asarray(parameters["bias"], np.float64) if "bias" in parameters else y
+
+
+def mlp_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> Floats:
+    """Return the Jacobian of the decoder's MLP at x.
+
+    W_out diag(act'(z)) W_in with z = W_in x; gated, with y = act(z_gate) * z,
+    W_out (diag(act'(z_gate) z) W_gate + diag(act(z_gate)) W_in).
+
+    Args:
+      config: which nonlinearity, by ``config.mlp``.
+      parameters: those of the MLP: {"in": {"kernel": (d, F)}, "out": ..., "gate": ...}.
+      x: (..., d), what the MLP reads.
+
+    Returns:
+      (..., d, d) float64.
+
+    Raises:
+      UserError: x not finite or not (..., d); an mlp without a derivative in :data:`SLOPES`.
+    """
+    kernels = {k: np.asarray(v["kernel"], np.float64) for k, v in parameters.items()}
+    x = as_float64("x", x, kernels["in"].shape[:1])
+    if config.mlp not in SLOPES:
+        raise UserError(f"mlp={config.mlp}: has no slope; add its derivative to jacobians.SLOPES")
+    hidden = linear_map(parameters["in"], x)
+    act, gated = MLPS[config.mlp]
+    if not gated:
+        slope = SLOPES[config.mlp](hidden)
+        return (kernels["out"].T * slope[..., None, :]) @ kernels["in"].T
+    gate = linear_map(parameters["gate"], x)
+    with jax.enable_x64(True):
+        opened = np.asarray(act(jnp.asarray(gate)))
+    through_gate = kernels["out"].T * (SLOPES[config.mlp](gate) * hidden)[..., None, :]
+    through_in = kernels["out"].T * opened[..., None, :]
+    return through_gate @ kernels["gate"].T + through_in @ kernels["in"].T
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+class _Heads(NamedTuple):
+    """What attention's Jacobian is made of; H query heads, T positions, C head width."""
+
+    q: Floats  # (H, T, C), as they enter the logits, with their factor 1/sqrt(C)
+    k: Floats  # (H, T, C), keys of a group repeated for each of its queries
+    v: Floats  # (H, T, C)
+    o: Floats  # (H, T, C) = p v
+    p: Floats  # (H, T, T), rows sum to one, zero above the diagonal
+    weight: Floats  # (H, T, T) = p times the slope of the cap
+    dq: Floats  # (H, T, C, d), the derivative of q_i by x_i
+    dk: Floats  # (H, T, C, d)
+    dv: Floats  # (H, C, d)
+    out: Floats  # (H, C, d), the output matrix's rows of each head
+
+
+def attention_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> Floats:
+    """Return the Jacobian of the decoder's attention over a whole sequence.
+
+    Causal, with grouped heads, rotary positions, norm of queries and keys, capped logits and biases
+    as the config has them.
+
+    Args:
+      config: of the decoder.
+      parameters: those of the attention: {"query": {"kernel": (d, H C)}, "key": ..., "value": ...,
+        "output": ...} and "query_norm", "key_norm" where the config has them.
+      x: (T, d), what attention reads.
+
+    Returns:
+      (T, d, T, d) float64, the layout of ``jax.jacfwd``: [i, :, m, :] is d o_i / d x_m, zero for
+      m > i.
+
+    Raises:
+      UserError: x not finite or not (T, d).
+    """
+    heads = _heads(config, parameters, x)
+    H, T, C = heads.q.shape
+    d = heads.out.shape[-1]
+    rows = heads.p.reshape(H, -1).T @ (heads.out.transpose(0, 2, 1) @ heads.dv).reshape(H, -1)
+    jacobian = rows.reshape(T, T, d, d)
+    # (v_m - o_i) through the output matrix, beside the gradient of the logit by x_m: rank one each.
+    spread = (heads.v @ heads.out)[:, None] - (heads.o @ heads.out)[:, :, None]
+    left = heads.weight[..., None] * spread
+    right = np.swapaxes(heads.q[:, None] @ heads.dk, 1, 2)  # (H, i, m, d): q_i^T K_m
+    jacobian += np.einsum("himd->imdh", left) @ np.einsum("hime->imhe", right)
+    index = np.arange(T)
+    jacobian[index, index] += _through_output(heads, _query_part(heads))
+    return np.ascontiguousarray(jacobian.transpose(0, 2, 1, 3))
+
+
+def attention_token_jacobians(
+    config: DecoderConfig, parameters: Mapping[str, Any], x: Any
+) -> Floats:
+    """Return d o_i / d x_i of every position at once, keys and values of the others held fixed.
+
+    The diagonal blocks of :func:`attention_jacobian`, at about the cost of d forward passes.
+
+    Args:
+      config, parameters, x: as there.
+
+    Returns:
+      (T, d, d) float64.
+    """
+    heads = _heads(config, parameters, x)
+    own = np.einsum("hii->hi", heads.p)[..., None, None]
+    own_weight = np.einsum("hii->hi", heads.weight)[..., None]
+    inner = _query_part(heads) + own * heads.dv[:, None]
+    gradient = (heads.q[:, :, None, :] @ heads.dk)[:, :, 0]  # q_i^T K_i
+    inner += (own_weight * (heads.v - heads.o))[..., :, None] * gradient[..., None, :]
+    return _through_output(heads, inner)
+
+
+def _query_part(heads: _Heads) -> Floats:
+    """Return sum_n p_in c_in (v_n - o_i) k_n^T Q_i: (H, T, C, d), a covariance of v and k."""
+    weighted = heads.weight[..., None] * heads.k[:, None]  # (H, i, n, C)
+    spread = heads.v[:, None] - heads.o[:, :, None]
+    return (np.swapaxes(spread, -1, -2) @ weighted) @ heads.dq
+
+
+def _through_output(heads: _Heads, inner: Floats) -> Floats:
+    """Return sum over heads of W_o^T inner: (H, T, C, d) -> (T, d, d)."""
+    H, T, C, d = inner.shape
+    return heads.out.reshape(H * C, -1).T @ inner.transpose(1, 0, 2, 3).reshape(T, H * C, d)
+
+
+def _heads(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> _Heads:
+    kernels = {
+        k: np.asarray(parameters[k]["kernel"], np.float64)
+        for k in ("query", "key", "value", "output")
+    }
+    x = as_float64("x", x, kernels["query"].shape[:1])
+    if x.ndim != 2:
+        raise UserError(f"x of shape {x.shape}: must be one sequence (T, {x.shape[-1]})")
+    C, group = config.head_width, config.heads // config.kv_head_count
+    q, dq = _projected(config, parameters, "query", x)
+    k, dk = _projected(config, parameters, "key", x)
+    v = linear_map(parameters["value"], x).reshape(len(x), -1, C).transpose(1, 0, 2)
+    dv = kernels["value"].T.reshape(-1, C, x.shape[1])
+    k, dk, v, dv = (np.repeat(each, group, axis=0) for each in (k, dk, v, dv))
+    q, dq = q * C**-0.5, dq * C**-0.5
+    p, weight = _attend(config, q @ np.swapaxes(k, -1, -2))
+    out = kernels["output"].reshape(config.heads, C, -1)
+    return _Heads(q, k, v, p @ v, p, weight, dq, dk, dv, out)
+
+
+def _projected(
+    config: DecoderConfig, parameters: Mapping[str, Any], name: str, x: Floats
+) -> tuple[Floats, Floats]:
+    """Return queries or keys (heads, T, C) and their Jacobians by their token (heads, T, C, d)."""
+    T, d = x.shape
+    C = config.head_width
+    value = linear_map(parameters[name], x).reshape(T, -1, C)
+    kernel = np.asarray(parameters[name]["kernel"], np.float64).T.reshape(-1, C, d)
+    jacobian = np.broadcast_to(kernel, (T, *kernel.shape))
+    if config.qk_norm:
+        norm, of_norm = NORMS[config.norm], parameters.get(f"{name}_norm", {})
+        jacobian = norm_jacobian(norm, value, of_norm, config.norm_eps) @ jacobian
+        with jax.enable_x64(True):
+            wide = {k: jnp.asarray(v, jnp.float64) for k, v in of_norm.items()}
+            value = np.asarray(norm(jnp.asarray(value), wide, config.norm_eps))
+    if config.positions == "rotary":
+        columns = np.concatenate(
+            [value[None], np.moveaxis(jacobian, -1, 0)]
+        )  # (1 + d, T, heads, C)
+        with jax.enable_x64(True):  # a rotation is linear: values and derivatives turn alike
+            turned = np.asarray(_rotated(columns))
+        value, jacobian = turned[0], np.moveaxis(turned[1:], 0, -1)
+    return value.transpose(1, 0, 2), jacobian.transpose(1, 0, 2, 3)
+
+
+@jax.jit
+def _rotated(x: Any) -> Any:
+    return rotate(x, rotary_angles(x.shape[1], x.shape[3], dtype=jnp.float64))
+
+
+def _attend(config: DecoderConfig, logits: Floats) -> tuple[Floats, Floats]:
+    """Return the causal softmax of the (capped) logits, and the same times the cap's slope."""
+    slope: Any = 1.0
+    if cap := config.attention_softcap:
+        t = np.tanh(logits / cap)
+        logits, slope = cap * t, 1 - t * t
+    causal = np.tri(logits.shape[-1], dtype=bool)
+    logits = np.where(causal, logits, -np.inf)
+    e = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    p = e / e.sum(axis=-1, keepdims=True)
+    return p, p * slope

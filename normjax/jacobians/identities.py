@@ -1,0 +1,212 @@
+"""Exact identities of placements: self-tests of an instrumented decoder.
+
+Each returns a defect, a number that is rounding (1e-15 to 1e-13 in float64) where the decoder and
+its derivatives are right, whatever the weights, the gains and eps.
+
+    pre-norm      J (e_t x u_t) = a e_t x u_t + b c J_Q J_F (k w u)_t         scaling one token
+    dual          u . grad_before = a u . grad_after + <the last term, grad_after>
+    post-norm     (e_t x u_t / w_t)^T J = k u_t^T (a I + b c J_Q J_F J_N)      nothing radial leaves
+
+w, u and k = eps/s^2 are the norm's (see norm_derivatives.py); for eps = 0 the terms with k vanish.
+They hold for a sub-layer, attention included, and not for two in a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from normjax.errors import UserError
+from normjax.jacobians.blocks import Parts
+from normjax.jacobians.closed_forms import as_float64, norm_derivative
+from normjax.norm_derivatives import Floats, NormDerivative
+from normjax.placements import combine
+
+
+class DualDefects(NamedTuple):
+    """What :func:`dual_identities` returns; every entry is relative to the size of the gradient.
+
+    Attributes:
+      exact: (S,) for the S sub-layers in order: the defect of the identity with its eps term.
+      plain: (S,): of u . grad_before = a u . grad_after alone; of the order of eps / mean square.
+      final: |u . grad| of the stream that the final norm reads, of that order too; None without a
+        final norm.
+    """
+
+    exact: Floats
+    plain: Floats
+    final: float | None
+
+
+def prenorm_identity(parts: Parts, block: int, sublayer: str, h: Any) -> float:
+    """Return the defect of J (e_t x u_t) = a e_t x u_t + b c J_Q J_F (k w u)_t, worst token.
+
+    Left: one JVP of the decoder's own sub-layer per token. Right: the norm's closed form and a JVP
+    of the branch alone.
+
+    Args:
+      parts: the decoder.
+      block, sublayer: which, as for ``parts.sublayer``.
+      h: (T, d).
+
+    Returns:
+      max over t of |left - right| / |left|.
+
+    Raises:
+      UserError: a placement without a read norm or with a norm on the stream; a norm without a
+        direction at h; h not finite or not (T, d).
+    """
+    fn = parts.sublayer(block, sublayer)
+    x = _sequence(parts, h)
+    u, image, a = _radial_image(parts, block, sublayer, x)
+    with jax.enable_x64(True):
+        tangents = jnp.eye(len(x))[:, :, None] * jnp.asarray(u)
+        _, push = jax.linearize(fn, jnp.asarray(x))
+        left = np.asarray(jax.vmap(push)(tangents))
+        inner = np.asarray(jax.vmap(image)(jnp.eye(len(x))))
+    right = a * np.asarray(tangents) + inner
+    sizes = np.linalg.norm(left.reshape(len(x), -1), axis=1)
+    defects = np.linalg.norm((left - right).reshape(len(x), -1), axis=1)
+    return float(np.max(defects / np.where(sizes > 0, sizes, 1.0)))
+
+
+def postnorm_identity(parts: Parts, block: int, sublayer: str, h: Any) -> float:
+    """Return the defect of (e_t x u_t / w_t)^T J = k u_t^T (a I + b c J_Q J_F J_N), worst token.
+
+    u is the direction of the stream that P reads, w its gain over its scale: for eps = 0 nothing
+    leaves a post-norm sub-layer along u / g.
+
+    Args:
+      parts, block, sublayer, h: as for :func:`prenorm_identity`.
+
+    Returns:
+      max over t of |left - right|, relative to the size of the sub-layer's own derivative.
+
+    Raises:
+      UserError: a placement without a norm on the stream; a gain with zeros; a norm without a
+        direction; h not finite or not (T, d).
+    """
+    if not parts.config.resolved_placement.stream:
+        raise UserError(f"placement={parts.config.placement}: has no norm on the stream")
+    fn = parts.sublayer(block, sublayer)
+    x = _sequence(parts, h)
+    with jax.enable_x64(True):
+        layer = parts.layer(block)
+        pieces = {**parts.model.sublayer_parts(layer, sublayer), "stream": _same}
+        total, pull_inner = jax.vjp(lambda z: combine(z[None], **pieces)[0], jnp.asarray(x))
+        D = _norm_at(parts, layer[0][sublayer].get("stream_norm"), np.asarray(total))
+        if np.any(D.weight == 0):
+            raise UserError("gain: has zeros, along which the output is null anyway; use another")
+        null = D.direction / D.weight
+        length = np.linalg.norm(null, axis=-1)
+        each = jnp.eye(len(x))[:, :, None]
+        _, pull = jax.vjp(fn, jnp.asarray(x))
+        (left,) = jax.vmap(pull)(each * jnp.asarray(null / length[:, None]))
+        (inner,) = jax.vmap(pull_inner)(each * jnp.asarray(D.direction))
+    left, inner = (np.asarray(v).reshape(len(x), -1) for v in (left, inner))
+    right = (D.radial / length)[:, None] * inner
+    size = np.linalg.norm(inner, axis=1) * np.max(np.abs(D.weight), axis=-1)
+    return float(np.max(np.linalg.norm(left - right, axis=1) / size))
+
+
+def dual_identities(parts: Parts, tokens: Any) -> DualDefects:
+    """Return the defects of u . grad_before = a u . grad_after, for every sub-layer in order.
+
+    The gradients are those of the mean cross-entropy of the next token with respect to the stream
+    before and after each sub-layer, u the direction of every token before it; the worst token
+    counts. A scaling of the stream does not change what a pre-norm branch reads, so that nothing is
+    gained or lost along it on the way back.
+
+    Args:
+      parts: a decoder whose placement reads through a norm and has none on the stream.
+      tokens: (T + 1,) integers, T at most the window.
+
+    Raises:
+      UserError: another placement; fewer than 2 tokens.
+    """
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or len(tokens) < 2:
+        raise UserError(f"tokens of shape {tokens.shape}: must be (T + 1,) with T at least 1")
+    names = parts.sublayer_names
+    steps = [(block, name) for block in range(1, parts.config.depth + 1) for name in names]
+    states = [parts.embed(tokens[:-1])]
+    for block, name in steps:
+        states.append(parts.sublayer(block, name)(states[-1]))
+    with jax.enable_x64(True):
+        grad = jax.grad(lambda h: _loss(parts.logits(h), jnp.asarray(tokens[1:])))(states[-1])
+    final = _final_defect(parts, states[-1], np.asarray(grad))
+    exact, plain = [], []
+    for (block, name), h in zip(reversed(steps), reversed(states[:-1]), strict=True):
+        x = np.asarray(h)
+        u, image, a = _radial_image(parts, block, name, x)
+        with jax.enable_x64(True):
+            (before,) = jax.vjp(parts.sublayer(block, name), h)[1](grad)
+            inner = np.asarray(jax.vmap(image)(jnp.eye(len(x))))
+        after, grad = np.asarray(grad), before
+        difference = np.sum(u * (np.asarray(before) - a * after), axis=-1)
+        term = np.sum((inner * after).reshape(len(x), -1), axis=1)
+        size = np.max(np.linalg.norm(after, axis=-1))
+        plain.append(np.max(np.abs(difference)) / size)
+        exact.append(np.max(np.abs(difference - term)) / size)
+    return DualDefects(np.array(exact[::-1]), np.array(plain[::-1]), final)
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _sequence(parts: Parts, h: Any) -> Floats:
+    x = as_float64("h", h, (parts.config.width,))
+    if x.ndim != 2:
+        raise UserError(f"h of shape {x.shape}: must be one sequence (T, {parts.config.width})")
+    return x
+
+
+def _norm_at(parts: Parts, parameters: Any, x: Floats) -> NormDerivative:
+    D = norm_derivative(parts.config.norm, x, parameters, parts.config.norm_eps)
+    if not np.all(np.any(D.direction != 0, axis=-1)):
+        raise UserError(
+            f"norm={parts.config.norm}: has no direction at h; take a norm that divides by a length"
+            " and an h without zero tokens"
+        )
+    return D
+
+
+def _radial_image(parts: Parts, block: int, sublayer: str, x: Floats) -> tuple[Floats, Any, Any]:
+    """Return u (T, d), a function (T,) -> b c J_Q J_F (k w u weighted by token), and a."""
+    place = parts.config.resolved_placement
+    if not place.read or place.stream:
+        raise UserError(
+            f"placement={parts.config.placement}: must read through a norm and have none on the"
+            " stream, such as pre"
+        )
+    layer = parts.layer(block)
+    D = _norm_at(parts, layer[0][sublayer].get("read_norm"), x)
+    a = float(layer[1][0])
+    with jax.enable_x64(True):
+        pieces = parts.model.sublayer_parts(layer, sublayer)
+        read = pieces["c"] * pieces["read"](jnp.asarray(x))
+
+        def branch(z: Any) -> Any:
+            alone: dict[str, Any] = {**pieces, "read": _same, "stream": _same, "a": 0.0, "c": 1.0}
+            return combine(z[None], **alone)[0]
+
+        _, push = jax.linearize(branch, read)
+        image = jnp.asarray(D.radial_image()) * pieces["c"]
+    return D.direction, lambda weights: push(weights[:, None] * image), a
+
+
+def _final_defect(parts: Parts, h: Any, grad: Floats) -> float | None:
+    if not parts.config.has_final_norm:
+        return None
+    D = _norm_at(parts, parts.params.get("final_norm"), np.asarray(h))
+    along = np.abs(np.sum(D.direction * grad, axis=-1))
+    return float(np.max(along) / np.max(np.linalg.norm(grad, axis=-1)))
+
+
+def _loss(logits: Any, targets: Any) -> Any:
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[:, None], axis=-1)
+    return -jnp.mean(chosen)

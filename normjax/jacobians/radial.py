@@ -1,0 +1,281 @@
+"""Radial and tangential parts of a Jacobian: four gains, and the spectrum without the radial part.
+
+At a point h with direction u = h/|h| and an output h' with direction u',
+
+    RR = u'^T J u        RT = |(I - u' u'^T) J u|       TR = |u'^T J (I - u u^T)|
+    TT = |(I - u' u'^T) J (I - u u^T)|_F / sqrt(d - 1)
+
+The first letter is how a perturbation starts, the second how it comes out: RT is a radial one that
+comes out tangential, TR the most that a tangential one can leave along u', TT what a random
+tangential one is multiplied by. A norm's Jacobian is eps/s^3 along h, so that the condition number
+of one norm is s^2/eps whatever the network does; the **deflated** spectrum, that of
+(I - u' u'^T) J (I - u u^T) on the complements of u and u', is free of eps.
+
+Over a sequence every token has its own u_t. The radial direction is then that of all tokens scaled
+together, R = sum_t e_t x u_t, and
+
+    RR = R'^T J R / T     RT = |P' J R| / sqrt(T)     TR = |P J^T R'| / sqrt(T)
+    TT = |P' J P|_F / sqrt(T (d - 1))
+
+with P and P' the projections on what is tangential to every token. For T = 1 these are the above.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from normjax.errors import UserError
+from normjax.jacobians.closed_forms import as_float64
+from normjax.jacobians.views import prepared
+from normjax.norm_derivatives import Floats, unit
+
+
+@dataclasses.dataclass(frozen=True)
+class RadialReport:
+    """The four gains of a Jacobian, dimensionless; floats, or arrays (T,) for the per-token view.
+
+    Attributes:
+      rr, rt, tr, tt: see the module's text.
+      tt_error: standard error of tt; 0 where it is exact.
+      cosine: u' . u, averaged over the tokens: how far the direction itself has turned.
+    """
+
+    rr: Any
+    rt: Any
+    tr: Any
+    tt: Any
+    tt_error: Any
+    cosine: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class DeflatedSpectrum:
+    """Singular values of a Jacobian with and without the radial direction, largest first.
+
+    Attributes:
+      raw: (n,) or (T, d).
+      deflated: (n - T,) or (T, d - 1): the tangential part's.
+    """
+
+    raw: Floats
+    deflated: Floats
+
+    @property
+    def condition(self) -> NDArray[np.float64]:
+        """Largest over smallest raw singular value; infinite where the smallest is 0."""
+        return _ratio(self.raw)
+
+    @property
+    def deflated_condition(self) -> NDArray[np.float64]:
+        """Largest over smallest singular value of the tangential part."""
+        return _ratio(self.deflated)
+
+
+def _ratio(values: Floats) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore"):
+        return values[..., 0] / values[..., -1]
+
+
+def directions(name: str, h: Any) -> Floats:
+    """Return the unit vectors h_t/|h_t|, (..., d).
+
+    Raises:
+      UserError: h not finite, or a token that is zero and has no direction.
+    """
+    h = as_float64(name, h)
+    if h.ndim == 0 or h.shape[-1] < 2:
+        raise UserError(f"{name} of shape {h.shape}: must be (..., d) with d at least 2")
+    zero = np.argwhere(~np.any(h != 0, axis=-1))
+    if len(zero):
+        raise UserError(f"{name}{zero[0].tolist()}: is zero and has no direction; take another h")
+    return unit(h)
+
+
+def radial_report(
+    fn: Callable[[Any], Any], h: Any, *, probes: int = 8, seed: int = 0
+) -> RadialReport:
+    """Return the four gains of fn at h from one JVP, one VJP and a few random probes.
+
+    RR, RT and TR are exact. TT^2 is the mean over probes z of independent signs of |P' J P z|^2
+    over T (d - 1) (Hutchinson 1990), given with its standard error.
+
+    Args:
+      fn: (T, d) -> (T, d) or (d,) -> (d,), differentiable in JAX.
+      h: where.
+      probes: at least 2.
+      seed: of the probes.
+
+    Returns:
+      A :class:`RadialReport` of floats.
+
+    Raises:
+      UserError: h not finite or with a zero token; an output that is not finite, not float64 or has
+        a zero token; fewer than 2 probes.
+
+    >>> report = radial_report(lambda h: 3 * h, np.array([1.0, 2.0, 2.0]))
+    >>> round(report.rr, 12), round(report.rt, 12), round(report.cosine, 12)
+    (3.0, 0.0, 1.0)
+    """
+    if probes < 2:
+        raise UserError(f"probes={probes}: must be at least 2 for a standard error")
+    u = directions("h", h)
+    with jax.enable_x64(True):
+        fn, x = prepared(fn, h, 1)
+        out, push = jax.linearize(fn, x)
+        if out.shape != x.shape:
+            raise UserError(f"fn: returns shape {out.shape} for {x.shape}; must keep the shape")
+        v = directions("fn(h)", out)
+        radial = np.asarray(push(jnp.asarray(u)))
+        (pulled,) = jax.linear_transpose(push, x)(jnp.asarray(v))
+        z = np.random.default_rng(seed).choice([-1.0, 1.0], size=(probes, *u.shape))
+        # One at a time: memory stays that of one product, and compiled parts are reused.
+        images = np.stack([np.asarray(push(jnp.asarray(p))) for p in _tangential(z, u)])
+        pulled = np.asarray(pulled)
+    for name, array in (("radial", radial), ("pulled", pulled), ("probes", images)):
+        as_float64(f"derivative of fn ({name})", array)
+    tokens = u.size // u.shape[-1]
+    squares = np.sum(_tangential(images, v).reshape(probes, -1) ** 2, axis=1)
+    tt, error = _root_mean(squares / (tokens * (u.shape[-1] - 1)))
+    return RadialReport(
+        rr=float(np.sum(v * radial) / tokens),
+        rt=float(np.linalg.norm(_tangential(radial, v)) / tokens**0.5),
+        tr=float(np.linalg.norm(_tangential(pulled, u)) / tokens**0.5),
+        tt=tt,
+        tt_error=error,
+        cosine=float(np.mean(np.sum(u * v, axis=-1))),
+    )
+
+
+def radial_gains(jacobian: Any, h: Any, after: Any) -> RadialReport:
+    """Return the four gains exactly, from a dense Jacobian.
+
+    Args:
+      jacobian: (d, d) at a vector h; (T, d, d), the per-token Jacobians at h (T, d); or
+        (T, d, T, d), that of the whole sequence.
+      h: (d,) or (T, d), where the Jacobian was taken.
+      after: the function's value there, of the same shape.
+
+    Returns:
+      A :class:`RadialReport` of floats, for (T, d, d) of arrays (T,), one gain per token.
+
+    Raises:
+      UserError: shapes that do not fit, values that are not finite, a zero token.
+
+    >>> report = radial_gains(np.diag([2.0, 5.0]), [1.0, 0.0], [4.0, 0.0])
+    >>> float(report.rr), float(report.rt), float(report.tr), float(report.tt)
+    (2.0, 0.0, 0.0, 5.0)
+    """
+    J, u, v, whole = _dense(jacobian, h, after)
+    cosine = np.sum(u * v, axis=-1)
+    if not whole:
+        radial = (J @ u[..., None])[..., 0]
+        pulled = (v[..., None, :] @ J)[..., 0, :]
+        inner = _tangential(np.swapaxes(_tangential(J, u[..., None, :]), -1, -2), v[..., None, :])
+        return RadialReport(
+            rr=np.sum(v * radial, axis=-1),
+            rt=np.linalg.norm(_tangential(radial, v), axis=-1),
+            tr=np.linalg.norm(_tangential(pulled, u), axis=-1),
+            tt=np.linalg.norm(inner, axis=(-2, -1)) / (u.shape[-1] - 1) ** 0.5,
+            tt_error=np.zeros(u.shape[:-1]),
+            cosine=cosine,
+        )
+    T, d = u.shape
+    radial = np.einsum("iamb,mb->ia", J, u)
+    pulled = np.einsum("iamb,ia->mb", J, v)
+    inner = np.moveaxis(_tangential(J, u), 1, -1)  # (i, m, b, a)
+    inner = _tangential(inner, v[:, None, None, :])
+    return RadialReport(
+        rr=float(np.sum(v * radial) / T),
+        rt=float(np.linalg.norm(_tangential(radial, v)) / T**0.5),
+        tr=float(np.linalg.norm(_tangential(pulled, u)) / T**0.5),
+        tt=float(np.linalg.norm(inner) / (T * (d - 1)) ** 0.5),
+        tt_error=0.0,
+        cosine=float(np.mean(cosine)),
+    )
+
+
+def deflated_spectrum(
+    jacobian: Any, h: Any, after: Any, *, read: Any = None, write: Any = None
+) -> DeflatedSpectrum:
+    """Return the singular values of a Jacobian with and without the radial direction.
+
+    Args:
+      jacobian, h, after: as for :func:`radial_gains`.
+      read, write: other directions to take out on the input and on the output side, of the shape of
+        h. The output of a post-norm block with a gain g that is not uniform is null along u / g,
+        not along u': give that as ``write``.
+
+    Returns:
+      A :class:`DeflatedSpectrum`; for (T, d, d) with a leading axis T.
+
+    Raises:
+      UserError: as :func:`radial_gains`.
+
+    >>> spectrum = deflated_spectrum(np.diag([1e-6, 3.0, 2.0]), [1.0, 0, 0], [1.0, 0, 0])
+    >>> spectrum.deflated.round(12), spectrum.deflated_condition.round(12)
+    (array([3., 2.]), np.float64(1.5))
+    """
+    J, u, v, whole = _dense(
+        jacobian, h if read is None else read, after if write is None else write
+    )
+    right, left = _complement(u), _complement(v)
+    if not whole:
+        raw = _singular_values(J)
+        inner = np.swapaxes(left, -1, -2) @ J @ right
+        return DeflatedSpectrum(raw, _singular_values(inner))
+    T, d = u.shape
+    raw = _singular_values(J.reshape(T * d, T * d))
+    blocks = np.swapaxes(left, -1, -2)[:, None] @ J.transpose(0, 2, 1, 3) @ right[None]
+    n = T * (d - 1)
+    inner = blocks.transpose(0, 2, 1, 3).reshape(n, n)
+    return DeflatedSpectrum(raw, _singular_values(inner))
+
+
+def _singular_values(a: Floats) -> Floats:
+    return np.asarray(np.linalg.svd(a, compute_uv=False), np.float64)
+
+
+def _dense(jacobian: Any, h: Any, after: Any) -> tuple[Floats, Floats, Floats, bool]:
+    J, u, v = as_float64("jacobian", jacobian), directions("h", h), directions("after", after)
+    if u.shape != v.shape:
+        raise UserError(f"after of shape {v.shape}: must be that of h, {u.shape}")
+    if u.ndim == 2 and J.shape == u.shape + u.shape:
+        return J, u, v, True
+    if J.shape != (*u.shape, u.shape[-1]):
+        raise UserError(
+            f"jacobian of shape {J.shape}: must be (d, d) for h (d,), and (T, d, d) or (T, d, T, d)"
+            f" for h (T, d); h is {u.shape}"
+        )
+    return J, u, v, False
+
+
+def _tangential(x: Floats, u: Floats) -> Floats:
+    """Return x - u (u . x) along the last axis."""
+    return x - np.sum(x * u, axis=-1, keepdims=True) * u
+
+
+def _complement(u: Floats) -> Floats:
+    """Return an orthonormal basis (..., d, d - 1) of what is orthogonal to unit vectors (..., d).
+
+    The last columns of the Householder reflection that takes u to the first axis.
+    """
+    w = u.copy()
+    w[..., 0] += np.where(u[..., 0] >= 0, 1.0, -1.0)
+    w = unit(w)
+    d = u.shape[-1]
+    return np.eye(d)[:, 1:] - 2 * w[..., :, None] * w[..., None, 1:]
+
+
+def _root_mean(squares: Floats) -> tuple[float, float]:
+    """Return the root of a mean and its standard error, from that of the mean."""
+    mean = float(np.mean(squares))
+    error = float(np.std(squares, ddof=1) / len(squares) ** 0.5)
+    root = mean**0.5
+    return root, error / (2 * root) if root > 0 else 0.0

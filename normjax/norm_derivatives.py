@@ -1,0 +1,165 @@
+"""The Jacobian of a norm as a value: what a row of the table of norms brings beside its function.
+
+A norm that divides by a length of the point h, or acts feature by feature, has the Jacobian
+
+    J = diag(w) (P - (1 - k) u u^T)
+
+w is the gain over the scale, u the unit vector that the scale depends on (the direction of h, or
+of h minus its mean), k what is left of the derivative along u, and P the identity or, where the
+mean is removed, I - 1 1^T / d. RMSNorm and LayerNorm have k = eps / s^2; a division by r + e leaves
+e / (r + e); a norm without eps leaves 0; an elementwise nonlinearity such as tanh has u = 0.
+
+1 - k is never formed and then subtracted from one: at a mean square of 1 and eps = 1e-6 six digits
+of the radial part would be lost, at 1e3 twelve. NumPy in float64, no JAX: exact to rounding and
+independent of the 64-bit mode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class NormDerivative:
+    """The derivative J = diag(w) (P - (1 - k) u u^T) of a norm at one or many points.
+
+    Attributes:
+      weight: w, (..., d).
+      direction: u, (..., d); unit length, or zero where the scale does not depend on the point.
+      radial: k, (...), the factor left along u; J u = k w u.
+      centered: whether P removes the mean (then u has mean zero).
+    """
+
+    weight: Floats
+    direction: Floats
+    radial: Floats
+    centered: bool = False
+
+    def matrix(self) -> Floats:
+        """Return J, (..., d, d), every entry right to rounding of the larger of its two parts."""
+        u, d = self.direction, self.direction.shape[-1]
+        tangent = -u[..., :, None] * u[..., None, :] - (1 / d if self.centered else 0.0)
+        index = np.arange(d)
+        tangent[..., index, index] = self._tangent_diagonal()
+        tangent = np.where(self._has_tangent[..., None], tangent, 0.0)
+        outer = u[..., :, None] * u[..., None, :]
+        return self.weight[..., :, None] * (tangent + self.radial[..., None, None] * outer)
+
+    def jvp(self, v: Floats) -> Floats:
+        """Return J v for v (..., d) in O(d)."""
+        return self.weight * self._symmetric(v)
+
+    def vjp(self, w: Floats) -> Floats:
+        """Return J^T w for w (..., d) in O(d)."""
+        return self._symmetric(self.weight * w)
+
+    def radial_image(self) -> Floats:
+        """Return J u = k w u, (..., d), without the cancellation of a general product."""
+        return self.weight * self.direction * self.radial[..., None]
+
+    @property
+    def _has_tangent(self) -> NDArray[np.bool_]:
+        # In so few dimensions nothing is orthogonal to u (and to the ones): only rounding is.
+        few = self.direction.shape[-1] <= 1 + self.centered
+        return ~(few & np.any(self.direction != 0, axis=-1, keepdims=True))
+
+    def _symmetric(self, v: Floats) -> Floats:
+        """Return (P - (1 - k) u u^T) v."""
+        u = self.direction
+        along = np.sum(u * v, axis=-1, keepdims=True)
+        rest = v - v.mean(axis=-1, keepdims=True) if self.centered else v
+        rest = rest - along * u
+        rest = rest - np.sum(u * rest, axis=-1, keepdims=True) * u  # what rounding left along u
+        return self._has_tangent * rest + self.radial[..., None] * along * u
+
+    def _tangent_diagonal(self) -> Floats:
+        """The diagonal of P - u u^T; at most one entry would be lost to cancellation."""
+        u, d = self.direction, self.direction.shape[-1]
+        diagonal = 1 - u * u - (1 / d if self.centered else 0.0)
+        top = np.argmax(np.abs(u), axis=-1)[..., None]
+        largest = np.take_along_axis(u, top, axis=-1)
+        others = u + largest / (d - 1) if self.centered and d > 1 else u.copy()
+        np.put_along_axis(others, top, 0.0, axis=-1)
+        exact = np.sum(others * others, axis=-1, keepdims=True)
+        exact *= (d - 1) / d if self.centered else 1.0
+        old = np.take_along_axis(diagonal, top, axis=-1)
+        np.put_along_axis(diagonal, top, np.where(largest**2 > 0.5, exact, old), axis=-1)
+        return diagonal
+
+
+def _power_of_two(x: Floats) -> Floats:
+    """A power of two near x >= 0; 1 for 0. Dividing by it is exact and keeps squares in range."""
+    exponent = np.frexp(x)[1]
+    return np.where(x > 0, np.ldexp(1.0, np.clip(exponent, -1000, 1000)), 1.0)
+
+
+def unit(x: Floats) -> Floats:
+    """Return x / |x| along the last axis, and zeros for a zero vector, at any scale.
+
+    >>> unit(np.array([3e-200, 4e-200])).round(12)
+    array([0.6, 0.8])
+    """
+    z = x / _power_of_two(np.max(np.abs(x), axis=-1, keepdims=True))
+    r = np.sqrt(np.sum(z * z, axis=-1, keepdims=True))
+    return z / np.where(r > 0, r, 1.0)
+
+
+def _scaled_by_rms(x: Floats, gain: Floats | None, eps: float, centered: bool) -> NormDerivative:
+    root_eps = math.sqrt(eps)
+    power = _power_of_two(np.maximum(np.max(np.abs(x), axis=-1, keepdims=True), root_eps))
+    z, root = x / power, root_eps / power
+    if centered:
+        # As the norm itself: a rounded mean outside the extremes would give a constant vector a
+        # direction made of rounding noise.
+        low, high = z.min(-1, keepdims=True), z.max(-1, keepdims=True)
+        z = z - np.clip(z.mean(-1, keepdims=True), low, high)
+        z = z - z.mean(-1, keepdims=True)
+    s = np.sqrt(np.mean(z * z, axis=-1, keepdims=True) + root * root)
+    nonzero = np.where(s > 0, s, 1.0)
+    # At h = 0 and eps = 0 nothing is defined; the derivative is zero there by convention.
+    with np.errstate(over="ignore"):  # 1/s of a subnormal h; callers refuse what is not finite
+        weight = np.where(s > 0, 1 / nonzero / power, 0.0) * (1.0 if gain is None else gain)
+    radial = np.where(s > 0, (root / nonzero) ** 2, 1.0)[..., 0]
+    return NormDerivative(np.broadcast_to(weight, z.shape), unit(z), radial, centered)
+
+
+def rms_norm_derivative(x: Floats, gain: Floats | None = None, *, eps: float) -> NormDerivative:
+    """RMSNorm: w = g / s, u = h / |h|, k = eps / s^2 with s^2 = |h|^2 / d + eps.
+
+    Args:
+      x: the points h, (..., d) float64.
+      gain: (d,), a scalar or None.
+      eps: inside the root.
+
+    >>> rms_norm_derivative(np.array([3.0, 4.0]), eps=0.0).matrix().round(6)   # (I - u u^T) / s
+    array([[ 0.181019, -0.135765],
+           [-0.135765,  0.101823]])
+    """
+    return _scaled_by_rms(x, gain, eps, centered=False)
+
+
+def layer_norm_derivative(
+    x: Floats, gain: Floats | None = None, bias: Floats | None = None, *, eps: float
+) -> NormDerivative:
+    """LayerNorm: as RMSNorm with c = h - mean(h) for h, and P = I - 1 1^T / d; see there.
+
+    >>> layer_norm_derivative(np.array([1.0, 3.0]), eps=3.0).matrix()   # d = 2: eps/s^3 u u^T
+    array([[ 0.1875, -0.1875],
+           [-0.1875,  0.1875]])
+    """
+    del bias
+    return _scaled_by_rms(x, gain, eps, centered=True)
+
+
+def identity_derivative(
+    x: Floats, gain: Floats | None = None, *, eps: float = 0.0
+) -> NormDerivative:
+    """No norm: J = I (w = 1, u = 0)."""
+    del gain, eps
+    return NormDerivative(np.ones_like(x), np.zeros_like(x), np.ones(x.shape[:-1]))

@@ -1,0 +1,1 @@
+"""Singular values: closed forms, dense, matrix-free with bounds, products over depth."""

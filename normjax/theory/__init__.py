@@ -1,0 +1,1 @@
+"""Random-matrix laws to lay beside measured spectra."""

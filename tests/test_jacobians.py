@@ -1,0 +1,373 @@
+"""Closed-form Jacobians against autodiff in float64, and against facts that need neither."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from normjax import norms
+from normjax.errors import UserError
+from normjax.jacobians.closed_forms import (
+    norm_derivative,
+    norm_jacobian,
+    norm_jvp,
+    norm_singular_values,
+    norm_vjp,
+    null_directions,
+    placement_jacobian,
+)
+from normjax.jacobians.verification import SCALES, VerificationError, verify
+from normjax.norm_derivatives import NormDerivative
+from normjax.norms import NORMS, Norm
+from normjax.placements import PLACEMENTS, combine
+
+WIDTH = 12
+EPS = (0.0, 1e-6, 1e-2)
+GAINS = ("uniform", "spread", "zeros")
+
+
+def parameters_of(norm, kind, d=WIDTH, seed=1):
+    """Parameters of a row whose effective gain is uniform, lognormal, or has zeros."""
+    rng = np.random.default_rng(seed)
+    gain = {"uniform": np.full(d, 1.5), "spread": np.exp(rng.standard_normal(d))}.get(kind)
+    if gain is None:
+        gain = np.exp(rng.standard_normal(d)) * (np.arange(d) % 3 > 0)
+    parameters = {}
+    if norm.gain != "none":
+        parameters["gain"] = gain - 1 if norm.gain == "1+g" else gain
+    if norm.bias:
+        parameters["bias"] = rng.standard_normal(d)
+    return parameters
+
+
+def point(seed=0, d=WIDTH):
+    return np.random.default_rng(seed).standard_normal(d)
+
+
+# --- every row of the table of norms --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gains", GAINS)
+@pytest.mark.parametrize("eps", EPS)
+@pytest.mark.parametrize("name", NORMS)
+def test_every_norm_equals_autodiff_at_every_scale(name, eps, gains):
+    result = verify(name, None, point(), parameters=parameters_of(NORMS[name], gains), eps=eps)
+    result.check()
+    assert result.tolerance < 1e-13
+
+
+@pytest.mark.parametrize("eps", EPS)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NORMS)
+def test_products_are_those_of_the_matrix_and_adjoint_to_each_other(name, scale, eps):
+    parameters = parameters_of(NORMS[name], "spread")
+    h, v, w = point() * scale, point(2), point(3)
+    J = norm_jacobian(name, h, parameters, eps)
+    size = np.max(np.abs(J)) * 50
+    np.testing.assert_allclose(norm_jvp(name, h, v, parameters, eps), J @ v, 0, 1e-15 * size)
+    np.testing.assert_allclose(norm_vjp(name, h, w, parameters, eps), J.T @ w, 0, 1e-15 * size)
+    left = norm_jvp(name, h, v, parameters, eps) @ w
+    assert left == pytest.approx(v @ norm_vjp(name, h, w, parameters, eps), abs=1e-14 * size)
+
+
+def test_at_zero_the_gain_over_root_eps_and_zero_by_convention_without_eps():
+    g = np.array([1.0, 2.0, 0.5])
+    J = norm_jacobian("rmsnorm", np.zeros(3), {"gain": g}, 1e-6)
+    np.testing.assert_allclose(J, np.diag(g) * 1e3, rtol=1e-15)
+    mean_free = np.eye(3) - 1 / 3
+    J = norm_jacobian("layernorm", np.full(3, 7.0), {"gain": g}, 1e-6)
+    np.testing.assert_allclose(J, np.diag(g) @ mean_free * 1e3, rtol=1e-13)
+    assert not np.any(norm_jacobian("rmsnorm", np.zeros(3), {"gain": g}, 0.0))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e6])
+def test_the_radial_residue_keeps_its_digits(scale):
+    """J u = eps/s^3 u: at scale 1e6 it is 1e-18 of the rest, far below 1 - (1 - eps/s^2)."""
+    h, eps = point() * scale, 1e-6
+    s = np.sqrt(np.mean(h * h) + eps)
+    derivative = norm_derivative("rmsnorm_plain", h, eps=eps)
+    assert derivative.radial == pytest.approx(eps / s**2, rel=1e-14)
+    u = h / np.linalg.norm(h)
+    np.testing.assert_allclose(derivative.radial_image(), eps / s**3 * u, rtol=1e-13)
+    # One feature: the whole derivative is the residue, and so for LayerNorm of two.
+    J = norm_jacobian("rmsnorm_plain", [scale], eps=eps)
+    assert J[0, 0] == pytest.approx(eps / (scale**2 + eps) ** 1.5, rel=1e-14)
+    J = norm_jacobian("layernorm_plain", [scale, -scale], eps=eps)
+    wanted = eps / (scale**2 + eps) ** 1.5 / 2
+    np.testing.assert_allclose(J, [[wanted, -wanted], [-wanted, wanted]], rtol=1e-13)
+
+
+def test_one_large_feature_does_not_cancel():
+    """Of h = (1, 0, ...): J_00 = eps/s^3, though 1 - u_0^2 is 0 to rounding."""
+    h = np.zeros(64)
+    h[5] = 3.0
+    s2 = 9 / 64 + 1e-10
+    J = norm_jacobian("rmsnorm_plain", h, eps=1e-10)
+    assert J[5, 5] == pytest.approx(1e-10 / s2**1.5, rel=1e-13)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_the_range_of_squares_is_no_limit(scale):
+    """Without eps the Jacobian is homogeneous of degree -1 in h."""
+    one = norm_jacobian("layernorm_plain", point(), eps=0.0)
+    with np.errstate(all="raise"):
+        far = norm_jacobian("layernorm_plain", point() * scale, eps=0.0)
+    np.testing.assert_allclose(far * scale, one, rtol=0, atol=1e-14 * np.max(np.abs(one)))
+
+
+def test_leading_axes_are_many_points():
+    h = np.random.default_rng(0).standard_normal((2, 3, WIDTH))
+    parameters = parameters_of(NORMS["layernorm"], "spread")
+    all_at_once = norm_jacobian("layernorm", h, parameters, 1e-2)
+    assert all_at_once.shape == (2, 3, WIDTH, WIDTH)
+    one = norm_jacobian("layernorm", h[1, 2], parameters, 1e-2)
+    np.testing.assert_array_equal(all_at_once[1, 2], one)
+
+
+@pytest.mark.parametrize("eps", EPS)
+@pytest.mark.parametrize("name", ["rmsnorm", "rmsnorm_offset", "layernorm", "identity"])
+def test_singular_values_for_a_uniform_gain(name, eps):
+    parameters = parameters_of(NORMS[name], "uniform")
+    values = norm_singular_values(name, point(), parameters, eps)
+    dense = np.linalg.svd(norm_jacobian(name, point(), parameters, eps), compute_uv=False)
+    np.testing.assert_allclose(values, dense, rtol=0, atol=1e-14 * dense[0])
+
+
+def test_condition_number_of_rmsnorm_is_mean_square_over_eps():
+    h = point()
+    values = norm_singular_values("rmsnorm_plain", h, eps=1e-6)
+    assert values[0] / values[-1] == pytest.approx(1 + np.mean(h * h) / 1e-6, rel=1e-13)
+
+
+@pytest.mark.parametrize("gains", GAINS)
+@pytest.mark.parametrize("eps", EPS)
+@pytest.mark.parametrize("name", NORMS)
+def test_null_directions_are_all_of_the_null_space(name, eps, gains):
+    parameters = parameters_of(NORMS[name], gains)
+    J = norm_jacobian(name, point(), parameters, eps)
+    right, left = null_directions(name, point(), parameters, eps)
+    size = np.max(np.abs(J))
+    assert np.max(np.abs(J @ right), initial=0) < 1e-14 * size
+    assert np.max(np.abs(left.T @ J), initial=0) < 1e-14 * size
+    np.testing.assert_allclose(right.T @ right, np.eye(right.shape[1]), atol=1e-14)
+    np.testing.assert_allclose(left.T @ left, np.eye(left.shape[1]), atol=1e-14)
+    values = np.linalg.svd(J, compute_uv=False)
+    dimension = np.sum(values < 1e-13 * values[0])
+    assert right.shape[1] == left.shape[1] == dimension
+
+
+def test_left_null_direction_is_the_radial_one_over_the_gain():
+    h, g = point(), np.exp(point(4))
+    right, left = null_directions("rmsnorm", h, {"gain": g})
+    assert abs(right[:, 0] @ h) == pytest.approx(np.linalg.norm(h), rel=1e-14)
+    assert abs(left[:, 0] @ (h / g)) == pytest.approx(np.linalg.norm(h / g), rel=1e-14)
+
+
+# --- a norm of the user's own ---------------------------------------------------------------------
+
+
+def dyt(x, gain=None, *, eps=0.0):
+    return jnp.tanh(0.5 * x) * (1.0 if gain is None else gain)
+
+
+def dyt_derivative(x, gain=None, *, eps=0.0):
+    slope = 0.5 / np.cosh(0.5 * np.clip(x, -600, 600)) ** 2
+    weight = slope * (1.0 if gain is None else gain)
+    return NormDerivative(weight, np.zeros_like(x), np.ones(x.shape[:-1]))
+
+
+def l2(x, gain=None, *, eps):
+    r = jnp.sqrt(jnp.sum(x * x))
+    return x / (r + eps) * (1.0 if gain is None else gain)
+
+
+def l2_derivative(x, gain=None, *, eps):
+    r = np.linalg.norm(x, axis=-1, keepdims=True)
+    weight = np.ones_like(x) / (r + eps) * (1.0 if gain is None else gain)
+    return NormDerivative(weight, x / r, (eps / (r + eps))[..., 0])
+
+
+def test_a_new_row_brings_its_closed_form():
+    row = Norm(dyt, "g", False, "tanh", dyt_derivative)
+    # Not at 1e3: there autodiff's 1 - tanh^2 is rounding, and the closed form is not.
+    scales = (0.0, 1e-3, 1.0)
+    verify(row, None, point(), parameters={"gain": np.exp(point(1))}, scales=scales).check()
+    row = Norm(l2, "g", False, "L2, eps outside", l2_derivative)
+    for eps in (1e-2, 1e-6):
+        verify(row, None, point(), eps=eps, scales=(1e-3, 1.0, 1e3)).check()
+
+
+def test_verify_names_the_entry_of_a_wrong_formula():
+    def wrong(x):
+        J = norm_jacobian("rmsnorm_plain", x)
+        J[2, 7] *= 1 + 1e-9
+        return J
+
+    result = verify(lambda x: norms.rms_norm(x), wrong, point(), scales=(1.0,))
+    assert not result.passed and result.entry == (2, 7)
+    assert result.relative_error == pytest.approx(1e-9, rel=1e-3)
+    assert result.expected == pytest.approx(norm_jacobian("rmsnorm_plain", point())[2, 7])
+    with pytest.raises(VerificationError, match=r"at entry \[2, 7\], scale 1: expected .* got "):
+        result.check()
+
+
+def test_verify_finds_the_classical_mistakes():
+    """eps forgotten in the residue; the mean not removed; the gain on the wrong side."""
+    h, g = point(), np.exp(point(1))
+    without_eps = lambda x: norm_jacobian("rmsnorm", x, {"gain": g}, 0.0)  # noqa: E731
+    assert not verify("rmsnorm", without_eps, h, parameters={"gain": g}).passed
+    no_mean = lambda x: norm_jacobian("rmsnorm_plain", x)  # noqa: E731
+    assert not verify("layernorm_plain", no_mean, h).passed
+    transposed = lambda x: norm_jacobian("rmsnorm", x, {"gain": g}).T  # noqa: E731
+    assert not verify("rmsnorm", transposed, h, parameters={"gain": g}).passed
+
+
+def test_verify_says_when_autodiff_itself_is_not_finite():
+    """x / |x| has no derivative at zero; JAX gives NaN there, whatever the closed form says."""
+    closed = lambda x: np.zeros((x.size, x.size))  # noqa: E731
+    result = verify(lambda x: x / jnp.linalg.norm(x), closed, point(), scales=(0.0,))
+    assert not result.passed and "itself is not finite" in str(result)
+    nan = lambda x: np.full((x.size, x.size), np.nan)  # noqa: E731
+    assert not verify("rmsnorm_plain", nan, point()).passed
+
+
+def test_verify_refuses_what_it_cannot_judge():
+    closed = lambda x: np.eye(x.size)  # noqa: E731
+    with pytest.raises(UserError, match="returns float32 for a float64 input"):
+        verify(lambda x: x.astype(jnp.float32), closed, point())
+    with pytest.raises(UserError, match=r"jacobian of shape \(3, 4\): must be \(4, 4\)"):
+        verify(lambda x: x, lambda x: np.ones((3, 4)), point(d=4))
+    with pytest.raises(UserError, match=r"at\[1\]=nan: must be finite"):
+        verify(lambda x: x, closed, [1.0, np.nan])
+    with pytest.raises(UserError, match="jacobian=None"):
+        verify(lambda x: x, None, point())
+    with pytest.raises(UserError, match="norm=rmsnrm: must be one of .*did you mean 'rmsnorm'"):
+        verify("rmsnrm", None, point())
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rmsnorm", [1.0, np.inf]), r"h\[1\]=inf: must be finite"),
+        (("rmsnorm", 3.0), r"h of shape \(\): must be \(..., d\)"),
+        (("rmsnorm", "text"), "h of type str: must be an array of numbers"),
+        (("rmsnorm", [1.0, 2.0], {"gain": [1.0]}), r"gain of shape \(1,\): must be a scalar or"),
+        (("rmsnorm", [1.0, 2.0], {"gian": [1.0]}), "did you mean 'gain'"),
+        (("rmsnorm_plain", [1.0, 2.0], {"gain": 1.0}), "has no parameters"),
+        (("rmsnorm", [1.0, 2.0], {}, -1.0), "eps=-1.0: must be finite and at least 0"),
+        (("rmsnorm", [1e-320, 0.0], {}, 0.0), "out of the range of float64"),
+        ((Norm(dyt, "g", False, "tanh"), [1.0]), "norm=tanh: has no closed form"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(UserError, match=message):
+        norm_jacobian(*arguments)
+
+
+def test_bad_products_and_values_are_named():
+    with pytest.raises(UserError, match=r"v of shape \(3,\): must be \(..., 2,\)"):
+        norm_jvp("rmsnorm", [1.0, 2.0], np.ones(3))
+    with pytest.raises(UserError, match="must be uniform here.*norm_spectra"):
+        norm_singular_values("rmsnorm", [1.0, 2.0], {"gain": [1.0, 2.0]})
+    with pytest.raises(UserError, match="must be one vector"):
+        null_directions("rmsnorm", np.ones((2, 2)))
+
+
+# --- every row of the table of placements ---------------------------------------------------------
+
+
+def branch_weights(d=WIDTH):
+    rng = np.random.default_rng(5)
+    return rng.standard_normal((d, 2 * d)) / 3, rng.standard_normal((2 * d, d)) / 3
+
+
+def branch(x):
+    W1, W2 = branch_weights()
+    return jnp.tanh(x @ W1 + 0.1) @ W2
+
+
+def branch_jacobian(x):
+    W1, W2 = branch_weights()
+    return W2.T @ np.diag(1 - np.tanh(x @ W1 + 0.1) ** 2) @ W1.T
+
+
+def learned(place, b):
+    """b as learned after some steps: a vector or scalar that is nothing like its start."""
+    if place.learned_branch == "vector":
+        return np.exp(point(8))
+    return np.asarray(0.7) if place.learned_branch == "scalar" else b
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("eps", EPS)
+@pytest.mark.parametrize("gains", GAINS)
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_every_placement_of_a_branch_equals_autodiff(name, gains, eps, residual):
+    place = PLACEMENTS[name] if residual else PLACEMENTS[name].without_residual()
+    parameters = {k: parameters_of(NORMS["rmsnorm"], gains, seed=i)
+                  for i, k in enumerate(("read", "output", "stream"))}  # fmt: skip
+    on = {"read": place.read, "output": place.output, "stream": place.stream}
+    a, b, c = (f(3, 6) for f in (place.residual, place.branch, place.scale))
+    b = learned(place, b)
+
+    def apply(part, x):
+        return norms.rms_norm(x, jnp.asarray(parameters[part]["gain"]), eps=eps) if on[part] else x
+
+    def function(h):
+        maps = {part: lambda x, part=part: apply(part, x) for part in on}
+        factor = b if isinstance(b, float) else jnp.asarray(b)
+        return combine(h, branch, **maps, a=a, b=factor, c=c)
+
+    def closed(h):
+        x = c * apply("read", jnp.asarray(h))
+        f = branch(x)
+        total = a * h + b * apply("output", f)
+        at = {"read": h, "output": f, "stream": total}
+        maps = {part: norm_jacobian("rmsnorm", at[part], parameters[part], eps)
+                for part in on if on[part]}  # fmt: skip
+        return placement_jacobian(branch_jacobian(np.asarray(x)), **maps, a=a, b=b, c=c)
+
+    result = verify(function, closed, point(), tolerance=1e-13).check()
+    assert result.max_error <= 1e-13
+
+
+def test_placements_of_one_feature_by_hand():
+    """h' = P(a h + b Q(F(c N(h)))) with slopes 2, 3, 5, 7: 7 (a + b c 3 2 5)."""
+    J = placement_jacobian([[2.0]], output=[[3.0]], read=[[5.0]], stream=[[7.0]], a=11, b=13, c=17)
+    assert J[0, 0] == 7 * (11 + 13 * 17 * 3 * 2 * 5)
+    vector = placement_jacobian(np.ones((2, 2)), b=[2.0, 3.0], a=0.0)
+    np.testing.assert_array_equal(vector, [[2, 2], [3, 3]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"branch": np.ones((2, 3))}, r"branch of shape \(2, 3\): must be square"),
+        ({"branch": np.eye(2), "read": np.eye(3)}, r"read of shape \(3, 3\): must be"),
+        ({"branch": np.eye(2), "b": [1.0, 2.0, 3.0]}, r"b of shape \(3,\): must be a number or"),
+        ({"branch": np.eye(2), "a": np.nan}, "a.*=nan: must be finite"),
+    ],
+)
+def test_bad_placements_are_named(arguments, message):
+    with pytest.raises(UserError, match=message):
+        placement_jacobian(**arguments)
+
+
+def test_sixty_four_bit_mode_is_left_as_found():
+    assert not jax.config.jax_enable_x64
+    verify("rmsnorm", None, point())
+    assert not jax.config.jax_enable_x64
+    with jax.enable_x64(True):
+        verify("rmsnorm", None, point())
+        assert jax.config.jax_enable_x64
+
+
+def test_a_row_keeps_its_function_when_its_closed_form_is_replaced():
+    row = dataclasses.replace(NORMS["rmsnorm"], derivative=None)
+    with pytest.raises(UserError, match="no closed form"):
+        verify(row, None, point())
