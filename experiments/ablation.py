@@ -8,7 +8,7 @@ hurts more than the normalization; moving the norm costs little in a model this 
 
 Command: python launch.py                       3.5 minutes on two cores
          python launch.py --preset=standard     the size of a well-known recipe for a CPU; about
-                                                40 minutes on two cores by the rate of its benchmark
+                                                40 minutes on two cores, by --dry_run
 
 Result (default): without residual path +1.23 nats, without attention +0.44, without norms +0.35,
 without positions +0.30, without MLP +0.16, post-norm not distinguishable. The first part of the
