@@ -83,14 +83,13 @@ def _cell(entry: dict[str, Any]) -> Cell:
 def _object(path: Path) -> dict[str, Any]:
     """Read a JSON object of a run folder; damage to one file must not cost the whole report."""
     try:
-        value = runlog.read_json(path)
-    except (ValueError, OSError):
+        return runlog.read_object(path) or {}
+    except OSError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _run(workdir: Path, entry: dict[str, Any]) -> Run:
-    folder = workdir / "runs" / str(entry["id"])
+    folder = runlog.run_folder(workdir, str(entry["id"]))
     status = _object(folder / "status.json")
     evaluations = tuple(runlog.read_metrics(folder))
     at = finite(status.get("diverged_at"))
