@@ -17,10 +17,9 @@ hypothesis is wrong at this size: the residual path hurts more than attention.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from normjax import configs, runner
 from normjax.errors import UserError
+from normjax.experiment import Options, Outcome
 from normjax.grid import Cell, ExperimentConfig, Question
 
 CELLS = (
@@ -82,7 +81,7 @@ def get_config(preset: str) -> ExperimentConfig:
     return configs.replace(ExperimentConfig(), PRESETS[preset][1])
 
 
-def run(config: ExperimentConfig, preset: str, options: runner.Options) -> Path | None:
+def run(config: ExperimentConfig, preset: str, options: Options) -> Outcome | None:
     """Train what is left of the grid and write the report."""
     question = Question(
         experiment="ablation",

@@ -178,30 +178,33 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
         return 0
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
     # Heavy imports wait until the command is known to be right.
-    from normjax import devices, report, runner
+    from normjax import devices
+    from normjax.experiment import Interrupted, Options
     from normjax.locking import LockedError
 
     workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}").expanduser()
     command = shlex.join([_python(), sys.argv[0], *_given(values), f"--workdir={workdir}"])
-    options = runner.Options(workdir, command, dry_run=values.dry_run)
+    options = Options(workdir, command, dry_run=values.dry_run)
     try:
         devices.set_up(values.cpu_devices, values.compilation_cache)
-        page = experiment.run(config, values.preset, options)
+        outcome = experiment.run(config, values.preset, options)
     except UserError as error:
         mistake(str(error))
     except LockedError as error:
         print(f"normjax: {error}", file=sys.stderr)
         return EXIT_LOCKED
-    except runner.Interrupted as stop:
+    except Interrupted as stop:
         print(f"normjax: {stop}", file=sys.stderr)
         return EXIT_STOPPED
     except KeyboardInterrupt:
         print(f"normjax: interrupted, not saved; go on with: {command}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    if page is not None:
-        print(report.headline(workdir))
-        print(f"report: {page}")
-    return 0
+    if outcome is None:
+        return 0
+    print(outcome.text)
+    if outcome.page is not None:
+        print(f"report: {outcome.page}")
+    return outcome.code
 
 
 def _python() -> str:

@@ -15,10 +15,9 @@ Result:  not run whole yet.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from normjax import configs, runner
 from normjax.errors import UserError
+from normjax.experiment import Options, Outcome
 from normjax.grid import Axis, Cell, ExperimentConfig, Question
 
 # series: (title, what it is, changes)
@@ -120,7 +119,7 @@ def _check_unvaried(config: ExperimentConfig, preset: str) -> None:
             raise UserError(f"config.model.{name}={value}: this experiment varies it itself{hint}")
 
 
-def run(config: ExperimentConfig, preset: str, options: runner.Options) -> Path | None:
+def run(config: ExperimentConfig, preset: str, options: Options) -> Outcome | None:
     """Train what is left of the grid and write the report."""
     _check_unvaried(config, preset)
     question = Question(

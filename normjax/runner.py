@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,31 +13,17 @@ from normjax.cohort_run import CohortRun
 from normjax.corpora import Corpus
 from normjax.decoder import Decoder
 from normjax.errors import UserError
+from normjax.experiment import Interrupted, Options, Outcome, check_workdir, working_in
 from normjax.grid import Cell, CohortPlan, ExperimentConfig, Question
-from normjax.locking import locked
 from normjax.progress import Progress, TimeLeft
 from normjax.stopping import StopRequest, stop_on_signals
 from normjax.windows import evaluation_windows
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How an experiment is carried out, besides its configuration."""
-
-    workdir: Path
-    command: str
-    dry_run: bool = False
-    live: bool | None = None
-
-
-class Interrupted(Exception):
-    """The grid was stopped by a signal after saving; the message says how to go on."""
-
-
 def carry_out(
     question: Question, cells: Sequence[Cell], config: ExperimentConfig, options: Options
-) -> Path | None:
-    """Run what is left of a grid and write its report; return the report's path.
+) -> Outcome | None:
+    """Run what is left of a grid and write its report; return its headline and its page.
 
     Everything that can be wrong with the request is found before anything is written.
 
@@ -51,45 +35,26 @@ def carry_out(
     cells = grid.select(cells, config.grid.variants)
     devices = jax.local_devices()
     grid.check(config, cells, len(devices))
-    _check_workdir(options.workdir)
+    check_workdir(options.workdir)
     corpus = corpora.load(config.data)
     cohorts = grid.plan(config, cells, corpus.fingerprint)
     if options.dry_run:
         print(estimates.describe(cohorts, corpus, devices))
         return None
     try:
-        with locked(options.workdir), stop_on_signals() as stop:
+        with working_in(options), stop_on_signals() as stop:
             plan = _record(question, cells, config, corpus, cohorts, options.command)
             runlog.write_json(options.workdir / "grid.json", plan)
             with Progress([cohort.name for cohort in cohorts], options.live) as progress:
                 _train_all(cohorts, corpus, options, progress, stop)
-            return report.write(options.workdir)
+            page = report.write(options.workdir)
+        return Outcome(report.headline(options.workdir), page)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise UserError(
             f"config.train.batch_size={config.train.batch_size}: not enough memory; take a smaller"
             " batch_size, model or train.chunk_steps, or --config.model.remat"
-        ) from None
-    except OSError as error:
-        what = f"{error.strerror or error} ({error.filename or 'a file'})"
-        raise UserError(
-            f"workdir={options.workdir}: {what}; put that right and go on with: {options.command}"
-        ) from None
-
-
-def _check_workdir(workdir: Path) -> None:
-    """Find out before any work whether the folder can be made and written to."""
-    try:
-        folder = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
-        if not folder.is_dir():
-            raise UserError(f"workdir={workdir}: {folder} is a file; name a folder")
-        probe = folder / f".normjax-{time.time_ns()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(
-            f"workdir={workdir}: cannot write there ({error.strerror}); name another folder"
         ) from None
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any
 
-import jinja2
 from markupsafe import Markup, escape
 
 from normjax.reporting import (
     explanations,
     findings,
     forests,
+    html,
     palette,
     statistics,
     tables,
@@ -38,17 +36,13 @@ def render(results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[
     Returns:
         HTML without scripts or external resources. All text from files is escaped.
     """
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"number": tables.number, "span": tables.span, "pretty": pretty}
-    source = resources.files("normjax.reporting").joinpath("templates/report.html.j2")
-    template = environment.from_string(source.read_text(encoding="utf-8"))
-    pictures = {figure.name: _picture(figure, svg) for figure, svg in figures}
+    pictures = {figure.name: html.picture(figure, svg) for figure, svg in figures}
     said = findings.warnings(results)
     said += trends.sweep(results) if results.x else findings.ablation(results)
     config = results.plan.get("config") or {}
-    return template.render(
+    return html.render(
+        "report.html.j2",
+        pretty=pretty,
         plan=results.plan,
         results=results,
         unit=results.unit,
@@ -68,37 +62,7 @@ def render(results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[
         cost=_cost(results),
         factor=statistics.t_factor,
         references=wording.references(results),
-        light={palette.variable(c)[4:-1]: c for c in palette.DARK},
-        dark={palette.variable(c)[4:-1]: d for c, d in palette.DARK.items()},
     )
-
-
-def _picture(figure: Figure, svg: str) -> dict[str, Any]:
-    return {
-        "name": figure.name,
-        "title": figure.title,
-        "caption": figure.caption,
-        "svg": Markup(inline(svg, figure.name, figure.title)),
-    }
-
-
-def inline(svg: str, name: str, title: str) -> str:
-    """Return an SVG file's text as an element of a page.
-
-    Its ids get a prefix, since several pictures share the page; its colours become variables, so
-    that it follows the theme; metadata and fixed size go.
-    """
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r"<title>.*?</title>", "", body, count=1, flags=re.DOTALL)
-    prefix = f"{name}-"
-    body = re.sub(r'\bid="', f'id="{prefix}', body)
-    body = re.sub(r'href="#', f'href="#{prefix}', body)
-    body = re.sub(r"url\(#", f"url(#{prefix}", body)
-    head, rest = body.split(">", 1)
-    head = re.sub(r'\s(width|height)="[^"]*"', "", head)
-    label = str(escape(title))
-    return palette.use_variables(f'{head} role="img" aria-label="{label}">{rest}').strip()
 
 
 def _groups(results: Results, looks: dict[str, Look]) -> list[dict[str, Any]]:
