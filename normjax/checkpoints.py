@@ -30,7 +30,9 @@ KEPT = 2
 class Checkpoints:
     """A run folder's checkpoints: ``checkpoints/STEP/``, ``checkpoint_hashes/STEP.json``."""
 
-    def __init__(self, run_dir: Path):
+    def __init__(self, run_dir: Path, kept: int = KEPT):
+        """Open a run's checkpoints, of which the newest ``kept`` stay on disk; 0 keeps all."""
+        self._kept = kept
         self._run = Path(run_dir)
         self._folder = self._run / "checkpoints"
         self._hashes = self._run / "checkpoint_hashes"
@@ -40,7 +42,7 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=KEPT, enable_async_checkpointing=False, create=True
+                max_to_keep=self._kept or None, enable_async_checkpointing=False, create=True
             )
             handler = ocp.StandardCheckpointHandler()
             self._manager = ocp.CheckpointManager(
@@ -116,6 +118,11 @@ class Checkpoints:
             )
         return sorted(good)
 
+    def shapes(self, step: int) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Return shape and dtype of every saved leaf under its dotted path."""
+        saved = self._open().item_metadata(step)
+        return {k: (tuple(leaf.shape), np.dtype(leaf.dtype)) for k, leaf in saved.items()}
+
     def restore(self, step: int, like: Any) -> Any:
         """Return the tree saved at ``step``, which must have exactly the leaves of ``like``.
 
@@ -123,8 +130,7 @@ class Checkpoints:
           UserError: a leaf is missing, left over, or has another shape or dtype.
         """
         names = _flatten(like)
-        saved = self._open().item_metadata(step)
-        found = {name: (tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in saved.items()}
+        found = self.shapes(step)
         wanted = {name: (leaf.shape, np.dtype(leaf.dtype)) for name, leaf in names.items()}
         for name in sorted(found.keys() | wanted.keys()):
             if found.get(name) != wanted.get(name):

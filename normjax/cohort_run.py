@@ -56,7 +56,9 @@ class CohortRun:
             run for run in plan.runs if runlog.run_state(folders[run.id]) not in runlog.FINISHED
         ]
         self._folders = [folders[run.id] for run in self._runs]
-        self._checkpoints = [Checkpoints(folder) for folder in self._folders]
+        self._checkpoints = [
+            Checkpoints(folder, self._train.keep_checkpoints) for folder in self._folders
+        ]
         self._flops = flops / self._planned  # of one run
         self._environment = environment
         self._unit_schedule = optimizer.unit_schedule(

@@ -88,6 +88,31 @@ def to_dict(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
+def from_dict(config: C, values: Mapping[str, Any]) -> C:
+    """Return ``config`` with the values of a dict that :func:`to_dict` made of one like it.
+
+    Names that are no fields are passed over, absent ones keep the value in ``config``: a record of
+    another version is read as far as it is known.
+
+    >>> Config = dataclasses.make_dataclass("Config", [("depths", tuple[int, ...], ())])
+    >>> from_dict(Config(), {"depths": [2, 4], "other": 1})
+    Config(depths=(2, 4))
+    """
+    updates = {}
+    for each in dataclasses.fields(config):  # type: ignore[arg-type]
+        if each.name not in values:
+            continue
+        old, new = getattr(config, each.name), values[each.name]
+        if dataclasses.is_dataclass(old):
+            new = from_dict(old, new)
+        elif isinstance(new, list):
+            new = tuple(new)
+        elif type(new) is not type(old) and not (isinstance(old, float) and isinstance(new, int)):
+            raise ValueError(f"{each.name}={new!r}: must be like {old!r}")
+        updates[each.name] = new
+    return dataclasses.replace(config, **updates)  # type: ignore[type-var]
+
+
 def digest(value: Any, length: int = 8) -> str:
     """Return the first ``length`` hex digits of the SHA-256 of a JSON value's canonical text.
 

@@ -23,7 +23,10 @@ FORMAT = 1
 MAX_SEED = 2**31 - 1
 MAX_SEEDS = 10_000
 # How a run is computed, not what it computes: not part of its name.
-MANNER = ("chunk_steps", "checkpoint_seconds", "checkpoint_every", "parallel", "lanes")
+MANNER = (
+    *("chunk_steps", "checkpoint_seconds", "checkpoint_every", "keep_checkpoints"),
+    *("parallel", "lanes"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,5 +62,32 @@ def headline(workdir: Path) -> str:
     return "\n".join([tables.plain(title), "", tables.ranking(results), "", *answer])
 
 
+def write_survey(workdir: Path) -> Path:
+    """Write ``spectrum.csv``, ``figures/`` and ``spectrum.html`` of a survey of spectra.
+
+    Raises:
+        UserError: if the workdir holds no usable survey.
+    """
+    from normjax.reporting import drawing, survey_data, survey_page
+
+    folder = Path(workdir)
+    survey = survey_data.load(folder)
+    tables.write_text(folder / "spectrum.csv", survey_data.csv(survey))
+    source = str(survey.record.get("command", ""))
+    with drawing.style():
+        made = survey_page.figures(survey)
+    drawn = [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
+    return tables.write_text(folder / "spectrum.html", survey_page.render(survey, drawn))
+
+
+def survey_headline(workdir: Path) -> str:
+    """Return what a survey found as plain text for a terminal."""
+    from normjax.reporting import survey_data, survey_page
+
+    survey = survey_data.load(Path(workdir))
+    said = [*survey_page.warnings(survey), *survey_page.findings(survey)]
+    return "\n".join(textwrap.fill(tables.plain(text), width=98) for text in said)
+
+
 def _fingerprint(results: Results) -> str:
     return str(results.plan.get("corpus", {}).get("fingerprint", "unknown"))

@@ -57,6 +57,7 @@ class TrainConfig:
         60.0, "seconds between checkpoints; one is always kept at the end"
     )
     checkpoint_every: int = field(0, "also checkpoint at every multiple of so many steps; 0: no")
+    keep_checkpoints: int = field(2, "checkpoints of a run that stay on disk; 0: all")
     parallel: str = field("runs", "runs: spread over devices; data: each batch split over devices")
     lanes: str = field(
         "auto", "runs on one device: vmap (together), map (in turn), auto: map on CPU"
@@ -69,6 +70,7 @@ def check(config: TrainConfig, devices: int = 1, prefix: str = "config.train") -
     bounds = {
         "steps": 1, "batch_size": 1, "warmup_steps": 0, "patience": 1, "evaluate_every": 1,
         "evaluation_windows": 0, "final_windows": 0, "chunk_steps": 1, "checkpoint_every": 0,
+        "keep_checkpoints": 0,
     }  # fmt: skip
     for name, least in bounds.items():
         if getattr(c, name) < least:

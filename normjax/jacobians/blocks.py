@@ -15,6 +15,7 @@ float64 copy of the parameters.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -84,9 +85,7 @@ class Parts:
             )
         self.params = to_float64(params)
         self.config = self.model.config
-        # The parameters are arguments, so that all blocks share one compiled program.
-        self._sublayer = jax.jit(self.model.block, static_argnames="sublayer")
-        self._point = jax.jit(self._branch_point, static_argnames="sublayer")
+        self._sublayer, self._point = _programs(self.model)
         self._layers: dict[int, Layer] = {}
 
     def sublayer(self, block: int, name: str) -> Part:
@@ -171,12 +170,23 @@ class Parts:
         check_finite("h", h, "an entry")
         return h
 
-    def _branch_point(self, layer: Layer, h: Array, sublayer: str) -> tuple[Array, ...]:
+
+@functools.lru_cache(maxsize=16)
+def _programs(model: Decoder) -> tuple[Any, Any]:
+    """Return a sub-layer and the points of its equation, compiled.
+
+    The parameters are arguments, so that all blocks, and all parameters of one decoder, share them.
+    """
+
+    def branch_point(layer: Layer, h: Array, sublayer: str) -> tuple[Array, ...]:
         """Return what F reads, what F returns, what P reads, and the sub-layer's output."""
-        parts = self.model.sublayer_parts(layer, sublayer)
+        parts = model.sublayer_parts(layer, sublayer)
         read = parts["read"](h) * parts["c"]
         total = combine(h, **{**parts, "stream": lambda x: x})
         return read, parts["branch"](read), total, parts["stream"](total)
+
+    compiled = [jax.jit(f, static_argnames="sublayer") for f in (model.block, branch_point)]
+    return compiled[0], compiled[1]
 
 
 @dataclasses.dataclass(frozen=True)

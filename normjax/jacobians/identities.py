@@ -13,6 +13,7 @@ They hold for a sub-layer, attention included, and not for two in a row.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -59,15 +60,16 @@ def prenorm_identity(parts: Parts, block: int, sublayer: str, h: Any) -> float:
       UserError: a placement without a read norm or with a norm on the stream; a norm without a
         direction at h; h not finite or not (T, d).
     """
-    fn = parts.sublayer(block, sublayer)
+    parts.sublayer(block, sublayer)  # both exist
     x = _sequence(parts, h)
-    u, image, a = _radial_image(parts, block, sublayer, x)
+    u, images, a = _radial_images(parts, block, sublayer, x)
+    each = np.eye(len(x))[:, :, None]
     with jax.enable_x64(True):
-        tangents = jnp.eye(len(x))[:, :, None] * jnp.asarray(u)
-        _, push = jax.linearize(fn, jnp.asarray(x))
-        left = np.asarray(jax.vmap(push)(tangents))
-        inner = np.asarray(jax.vmap(image)(jnp.eye(len(x))))
-    right = a * np.asarray(tangents) + inner
+        left, inner = _pushed(
+            parts.model, parts.layer(block), jnp.asarray(x), each * u, each * images, sublayer
+        )
+    left, inner = np.asarray(left), np.asarray(inner)
+    right = a * (each * u) + inner
     sizes = np.linalg.norm(left.reshape(len(x), -1), axis=1)
     defects = np.linalg.norm((left - right).reshape(len(x), -1), axis=1)
     return float(np.max(defects / np.where(sizes > 0, sizes, 1.0)))
@@ -91,21 +93,20 @@ def postnorm_identity(parts: Parts, block: int, sublayer: str, h: Any) -> float:
     """
     if not parts.config.resolved_placement.stream:
         raise UserError(f"placement={parts.config.placement}: has no norm on the stream")
-    fn = parts.sublayer(block, sublayer)
+    parts.sublayer(block, sublayer)  # both exist
     x = _sequence(parts, h)
+    layer, each = parts.layer(block), np.eye(len(x))[:, :, None]
     with jax.enable_x64(True):
-        layer = parts.layer(block)
-        pieces = {**parts.model.sublayer_parts(layer, sublayer), "stream": _same}
-        total, pull_inner = jax.vjp(lambda z: combine(z[None], **pieces)[0], jnp.asarray(x))
+        total = _summed(parts.model, layer, jnp.asarray(x), sublayer)
         D = _norm_at(parts, layer[0][sublayer].get("stream_norm"), np.asarray(total))
         if np.any(D.weight == 0):
             raise UserError("gain: has zeros, along which the output is null anyway; use another")
         null = D.direction / D.weight
         length = np.linalg.norm(null, axis=-1)
-        each = jnp.eye(len(x))[:, :, None]
-        _, pull = jax.vjp(fn, jnp.asarray(x))
-        (left,) = jax.vmap(pull)(each * jnp.asarray(null / length[:, None]))
-        (inner,) = jax.vmap(pull_inner)(each * jnp.asarray(D.direction))
+        left, inner = _pulled(
+            parts.model, layer, jnp.asarray(x),
+            each * (null / length[:, None]), each * D.direction, sublayer,
+        )  # fmt: skip
     left, inner = (np.asarray(v).reshape(len(x), -1) for v in (left, inner))
     right = (D.radial / length)[:, None] * inner
     size = np.linalg.norm(inner, axis=1) * np.max(np.abs(D.weight), axis=-1)
@@ -136,15 +137,17 @@ def dual_identities(parts: Parts, tokens: Any) -> DualDefects:
     for block, name in steps:
         states.append(parts.sublayer(block, name)(states[-1]))
     with jax.enable_x64(True):
-        grad = jax.grad(lambda h: _loss(parts.logits(h), jnp.asarray(tokens[1:])))(states[-1])
+        grad = _loss_gradient(parts.model, parts.params, states[-1], jnp.asarray(tokens[1:]))
     final = _final_defect(parts, states[-1], np.asarray(grad))
     exact, plain = [], []
     for (block, name), h in zip(reversed(steps), reversed(states[:-1]), strict=True):
         x = np.asarray(h)
-        u, image, a = _radial_image(parts, block, name, x)
+        u, images, a = _radial_images(parts, block, name, x)
+        each, layer = np.eye(len(x))[:, :, None], parts.layer(block)
         with jax.enable_x64(True):
-            (before,) = jax.vjp(parts.sublayer(block, name), h)[1](grad)
-            inner = np.asarray(jax.vmap(image)(jnp.eye(len(x))))
+            before = _pulled(parts.model, layer, h, grad[None], grad[None], name)[0][0]
+            inner = _pushed(parts.model, layer, h, each * u, each * images, name)[1]
+        inner = np.asarray(inner)
         after, grad = np.asarray(grad), before
         difference = np.sum(u * (np.asarray(before) - a * after), axis=-1)
         term = np.sum((inner * after).reshape(len(x), -1), axis=1)
@@ -175,28 +178,59 @@ def _norm_at(parts: Parts, parameters: Any, x: Floats) -> NormDerivative:
     return D
 
 
-def _radial_image(parts: Parts, block: int, sublayer: str, x: Floats) -> tuple[Floats, Any, Any]:
-    """Return u (T, d), a function (T,) -> b c J_Q J_F (k w u weighted by token), and a."""
+def _radial_images(
+    parts: Parts, block: int, sublayer: str, x: Floats
+) -> tuple[Floats, Floats, float]:
+    """Return u (T, d), what the norm and c make of it (T, d), c k w u, and a."""
     place = parts.config.resolved_placement
     if not place.read or place.stream:
         raise UserError(
             f"placement={parts.config.placement}: must read through a norm and have none on the"
             " stream, such as pre"
         )
-    layer = parts.layer(block)
-    D = _norm_at(parts, layer[0][sublayer].get("read_norm"), x)
-    a = float(layer[1][0])
-    with jax.enable_x64(True):
-        pieces = parts.model.sublayer_parts(layer, sublayer)
-        read = pieces["c"] * pieces["read"](jnp.asarray(x))
+    params, (a, _, c) = parts.layer(block)
+    D = _norm_at(parts, params[sublayer].get("read_norm"), x)
+    return D.direction, D.radial_image() * float(c), float(a)
 
-        def branch(z: Any) -> Any:
-            alone: dict[str, Any] = {**pieces, "read": _same, "stream": _same, "a": 0.0, "c": 1.0}
-            return combine(z[None], **alone)[0]
 
-        _, push = jax.linearize(branch, read)
-        image = jnp.asarray(D.radial_image()) * pieces["c"]
-    return D.direction, lambda weights: push(weights[:, None] * image), a
+# --- compiled once for all blocks: the parameters are arguments -----------------------------------
+
+
+@partial(jax.jit, static_argnums=(0, 5))
+def _pushed(model, layer, x, tangents, images, name: str):
+    """Return J v for the sub-layer (n, T, d), and b J_Q J_F w for the branch alone."""
+    pieces = model.sublayer_parts(layer, name)
+    alone: dict[str, Any] = {**pieces, "read": _same, "stream": _same, "a": 0.0, "c": 1.0}
+    read = pieces["c"] * pieces["read"](x)
+
+    def pushed(function, at, v):
+        return jax.jvp(lambda z: function(z[None])[0], (at,), (v,))[1]
+
+    whole = partial(model.block, layer, sublayer=name)
+    branch = lambda z: combine(z, **alone)  # noqa: E731
+    left = jax.vmap(lambda v: pushed(whole, x, v))(tangents)
+    return left, jax.vmap(lambda v: pushed(branch, read, v))(images)
+
+
+@partial(jax.jit, static_argnums=(0, 5))
+def _pulled(model, layer, x, left, inner, name: str):
+    """Return w^T J for the sub-layer (n, T, d), and w^T (a I + b c J_Q J_F J_N) for its sum."""
+    whole = jax.vjp(lambda z: model.block(layer, z[None], sublayer=name)[0], x)[1]
+    pieces = {**model.sublayer_parts(layer, name), "stream": _same}
+    total = jax.vjp(lambda z: combine(z[None], **pieces)[0], x)[1]
+    return jax.vmap(whole)(left)[0], jax.vmap(total)(inner)[0]
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _summed(model, layer, x, name: str):
+    """Return the sum that P reads."""
+    pieces = {**model.sublayer_parts(layer, name), "stream": _same}
+    return combine(x[None], **pieces)[0]
+
+
+@partial(jax.jit, static_argnums=(0,))
+def _loss_gradient(model, params, h, targets):
+    return jax.grad(lambda z: _loss(model.readout(params, z[None])[0], targets))(h)
 
 
 def _final_defect(parts: Parts, h: Any, grad: Floats) -> float | None:

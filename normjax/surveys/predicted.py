@@ -1,0 +1,128 @@
+"""What random-matrix theory says of the same Jacobians, from the weights and the stream's size.
+
+Each sub-layer has its law (:func:`normjax.theory.sublayer_theory.predict`); a block is the product
+of its two, the stack that of all. The mean square of the stream that enters is measured for a
+block, and for the stack it is carried on from the embedding by theory alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from normjax.errors import UserError
+from normjax.jacobians.blocks import Parts
+from normjax.norm_derivatives import Floats
+from normjax.theory.matrix_products import ProductLaw
+from normjax.theory.sublayer_theory import Prediction, predict
+
+POINTS = 81
+GROUPS = 2
+"""Tokens differ in the size of their stream: the law shown is the mean over so many sizes."""
+SPAN = 6.0
+"""e-folds below the largest singular value to which a law with lower edge 0 is followed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlay:
+    """A law, or the mean of several, ready to be drawn.
+
+    Attributes:
+      assumption: what is assumed, or the reason why there is no law.
+      log_edges: natural logarithms of the smallest and the largest singular value, or None.
+      log_rms: natural logarithm of the root mean square singular value, or None.
+      log_s: (n,) natural logarithms of singular values, from edge to edge; empty without a density.
+      log_density: (n,) the density of log s there.
+    """
+
+    assumption: str
+    log_edges: tuple[float, float] | None = None
+    log_rms: float | None = None
+    log_s: Floats = dataclasses.field(default_factory=lambda: np.empty(0))
+    log_density: Floats = dataclasses.field(default_factory=lambda: np.empty(0))
+
+    def distance(self, values: Floats) -> float | None:
+        """Return the Kolmogorov-Smirnov distance of measured singular values to the law.
+
+        The distribution function is the integral of the density by the trapezoidal rule, which is
+        off by less than 1e-3.
+        """
+        if not len(self.log_s):
+            return None
+        steps = np.diff(self.log_s) * (self.log_density[1:] + self.log_density[:-1]) / 2
+        cdf = 1 - np.append(np.cumsum(steps[::-1])[::-1], 0.0)  # from above: a tail may lie below
+        logs = np.log(np.sort(values[values > 0]))
+        expected = np.interp(logs, self.log_s, cdf)
+        n = len(logs)
+        up, down = np.arange(1, n + 1) / n - expected, expected - np.arange(n) / n
+        return float(max(np.max(up), np.max(down)))
+
+
+def block_overlay(
+    parts: Parts, block: int, position: int, mean_squares: Floats, density: bool = True
+) -> Overlay:
+    """Return the law of one block at a position, for streams of the given mean squares (B,)."""
+    return _overlay(parts, range(block, block + 1), position, mean_squares, density)
+
+
+def stack_overlay(
+    parts: Parts, position: int, mean_squares: Floats, density: bool = True
+) -> Overlay:
+    """Return the law of all blocks from the mean squares (B,) of the embedding.
+
+    Without ``density`` its edges and root mean square alone, which are found at once.
+    """
+    return _overlay(parts, range(1, parts.config.depth + 1), position, mean_squares, density)
+
+
+def predicted_mean_squares(parts: Parts, position: int, mean_square: float) -> list[float]:
+    """Return the stream's mean square before block 1 and after every block, by theory."""
+    return _chain(parts, range(1, parts.config.depth + 1), position, mean_square)[1]
+
+
+def _chain(
+    parts: Parts, blocks: range, position: int, mean_square: float
+) -> tuple[list[Prediction], list[float]]:
+    predictions, sizes = [], [mean_square]
+    for block in blocks:
+        for name in parts.sublayer_names:
+            made = predict(
+                parts.config, parts.params, block - 1, name, mean_square, position=position
+            )
+            predictions.append(made)
+            mean_square = made.mean_square
+            if made.law is None:
+                return predictions, sizes
+        sizes.append(mean_square)
+    return predictions, sizes
+
+
+def _overlay(
+    parts: Parts, blocks: range, position: int, mean_squares: Floats, density: bool
+) -> Overlay:
+    sizes = [float(np.mean(g)) for g in np.array_split(np.sort(mean_squares), GROUPS) if len(g)]
+    laws, assumptions = [], {}
+    for size in sizes:
+        predictions = _chain(parts, blocks, position, size)[0]
+        missing = [p.assumption for p in predictions if p.law is None]
+        if missing or not predictions:
+            return Overlay(missing[0] if missing else "no law: no sub-layer")
+        assumptions |= dict.fromkeys(p.assumption for p in predictions)
+        laws.append(ProductLaw([p.law for p in predictions if p.law is not None]))
+    edges = np.array([law.log_edges() for law in laws])
+    low, high = float(edges[:, 0].min()), float(edges[:, 1].max())
+    if low == high:
+        return Overlay(f"no law: every singular value is {np.exp(high):g}")
+    rms = float(np.log(np.mean(np.exp([law.log_mean_square for law in laws])))) / 2
+    made = Overlay("; ".join(assumptions), (low, high), rms)
+    if not density:
+        return made
+    start = low if np.isfinite(low) else high - SPAN
+    # Closer together near the edges, where the density is steepest; at them it is 0.
+    log_s = (start + high) / 2 - (high - start) / 2 * np.cos(np.linspace(0, np.pi, POINTS))
+    try:
+        inside = np.mean([law.log_density(log_s[1:-1]) for law in laws], axis=0)
+    except UserError as error:
+        return dataclasses.replace(made, assumption=f"no density: {error}")
+    return dataclasses.replace(made, log_s=log_s, log_density=np.pad(inside, 1))
