@@ -54,6 +54,6 @@ def run(config: FiguresConfig, preset: str, options: Options) -> Outcome | None:
             print(f"{name}: {all_figures.ILLUSTRATIONS[name].formula}")
         return None
     with working_in(options) as folder:
-        written = page.write(folder, names, config.seed)
+        written = page.write(folder, config.figures, config.seed)
     count = "1 figure with its data" if len(names) == 1 else f"{len(names)} figures with their data"
     return Outcome(f"{count}: {options.workdir / 'figures'}", written)

@@ -50,6 +50,9 @@ EVERY = [
     for name in all_figures.ILLUSTRATIONS
 ]
 
+WITHOUT_ANGLES = (*SLOW, "attention_and_scale")
+WITH_ANGLES = [name for name in all_figures.ILLUSTRATIONS if name not in WITHOUT_ANGLES]
+
 
 class _Drawn(dict):
     def __missing__(self, name):
@@ -119,7 +122,7 @@ def test_every_point_of_the_table_is_drawn_where_it_says(figures, name):
         assert gap.max() <= (4 * EPS if series == "J dh, radial" else 0), (title, series)
 
 
-@pytest.mark.parametrize("name", [n for n in EVERY if n not in (*SLOW, "attention_and_scale")])
+@pytest.mark.parametrize("name", WITH_ANGLES)
 def test_axes_are_equal_where_angles_are_shown(figures, name):
     canvas = figures[name].canvas
     canvas.draw_without_rendering()
@@ -251,7 +254,7 @@ def test_attention_without_norm_scales_its_logits():
     assert bare == pytest.approx(bare[1] * scales[:, None] ** 2, rel=1e-12)
 
 
-@pytest.mark.parametrize("case", ["pre-norm", "QK-norm"])
+@pytest.mark.parametrize("case", ["pre-norm", pytest.param("QK-norm", marks=pytest.mark.slow)])
 def test_probabilities_are_those_the_attention_itself_applies(case):
     """Read them back from its output: o = p V, with V invertible from the right."""
     changes = attention_scale.CASES[case][0]

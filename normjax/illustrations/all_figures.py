@@ -40,7 +40,7 @@ class Illustration:
 ILLUSTRATIONS: dict[str, Illustration] = {
     "magnitude_and_direction": Illustration(
         vectors.magnitude_and_direction,
-        "h = r u,   r = ‖h‖,   ‖u‖ = 1",
+        "h = r u,\u2003r = ‖h‖,\u2003‖u‖ = 1",
         "Inside a transformer every token is a vector h of d numbers. Everything on this page "
         "rests on one way of looking at it: as a size and a direction.",
     ),
@@ -61,11 +61,13 @@ ILLUSTRATIONS: dict[str, Illustration] = {
         paths.placement_paths,
         "h′ = P( h + F( N(h) ) )",
         "A norm can be put in front of a branch or behind the addition. The two look alike on "
-        "paper and differ in what the residual stream itself passes through.",
+        "paper and differ in what the residual stream itself passes through. N stands for the "
+        "norm in front, P for the one behind; a placement has one of them, the other does "
+        "nothing.",
     ),
     "stream_growth": Illustration(
         stream_growth.stream_growth,
-        "h′ = 1.1 h   against   h′ = h + 0.1 h / rms(h)",
+        "h′ = 1.1 h\u2003against\u2003h′ = h + 0.1 h / rms(h)",
         "The first difference is in size: how large the stream is after many blocks.",
     ),
     "shadow": Illustration(
@@ -76,7 +78,7 @@ ILLUSTRATIONS: dict[str, Illustration] = {
     ),
     "projection_matrices": Illustration(
         projections.projection_matrices,
-        "(u uᵀ)² = u uᵀ,   (I − u uᵀ) u = 0",
+        "(u uᵀ)² = u uᵀ,\u2003(I − u uᵀ) u = 0",
         "The two parts come from two matrices, which act on every vector at once.",
     ),
     "tangent_zoom": Illustration(
@@ -87,7 +89,7 @@ ILLUSTRATIONS: dict[str, Illustration] = {
     ),
     "tangent_plane": Illustration(
         tangent.tangent_plane,
-        "J = (1/s) (I − h hᵀ/(d s²)),   with ε = 0:   J = (√d/‖h‖) (I − u uᵀ)",
+        "J = (1/s) (I − h hᵀ/(d s²)),\u2003with ε = 0\u2003(√d/‖h‖) (I − u uᵀ)",
         "Now both ideas meet: the Jacobian of RMSNorm is a projection, divided by the size.",
     ),
     "second_order_step": Illustration(
@@ -98,7 +100,7 @@ ILLUSTRATIONS: dict[str, Illustration] = {
     ),
     "gradient_gains": Illustration(
         gains.gradient_gains,
-        "‖J u‖,   TT = ‖(I − u′u′ᵀ) J (I − u uᵀ)‖ / √(d − 1),   ‖u′ᵀ J‖",
+        "‖J u‖,\u2003TT = ‖(I − u′u′ᵀ) J (I − u uᵀ)‖ / √(d − 1),\u2003‖u′ᵀ J‖",
         "Finally all of it at once: real decoders, many blocks, and what arrives of a radial and "
         "of a tangential perturbation.",
     ),

@@ -24,6 +24,8 @@ def write(folder: Path, names: Sequence[str], seed: int) -> Path:
         UserError: an unknown name.
     """
     command = f"python launch.py --experiment=figures --config.seed={seed}"
+    if names:
+        command += f" --config.figures={','.join(all_figures.chosen(names))}"
     entries = []
     for name in all_figures.chosen(names):
         figure = all_figures.draw(name, seed)

@@ -48,7 +48,8 @@ def projection_matrices(seed: int = 0) -> Figure:
         "across u; the circle becomes a segment of length 2 at a right angle to u, and u itself "
         "goes to 0. The two matrices add up to I, each applied twice does no more than once (Q² "
         "= Q), and their product is 0. What follows: I − u uᵀ has eigenvalue 0 along u and 1 "
-        "across it. It is the core of the derivative of every normalization."
+        "across it. It is the core of the derivative of RMSNorm and, once the mean is taken "
+        "out, of LayerNorm."
     )
     return sheet.figure("projection_matrices", "Projection matrices acting on the plane", caption)
 

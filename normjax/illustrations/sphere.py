@@ -49,7 +49,8 @@ def onto_the_sphere(seed: int = 0) -> Figure:
     gained.label(image, "g ⊙ N(h)", (8, 3), color=VERMILLION)
     _space(sheet, places, generator)
     caption = (
-        "Dark dots are random vectors h, coloured dots their images, a thin line joins each "
+        "Small dots are random vectors h, larger coloured dots their images, a thin line joins "
+        "each"
         "pair. Top left: with ε = 0 every image has length √d (here √2), and the line to it runs "
         "along the ray from the origin: only the length changed. Top right: with ε > 0 the image "
         "has length √d r / √(r² + dε); at r = √(dε) (dotted circle) that is √d / √2, and shorter "
