@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import html.parser
+import io
 import os
 import subprocess
 import sys
@@ -37,7 +38,7 @@ from normjax.illustrations import (
 )
 from normjax.jacobians.blocks import Parts
 from normjax.placements import PLACEMENTS
-from normjax.reporting import drawing, palette
+from normjax.reporting import drawing, palette, tables
 
 ROOT = Path(__file__).parents[1]
 EPS = float(np.finfo(np.float64).eps)
@@ -375,25 +376,32 @@ def test_a_wrong_jacobian_is_not_drawn(monkeypatch):
 
 
 def test_saved_files_hold_the_table_and_repeat_byte_for_byte(tmp_path):
-    names = ("onto_the_sphere", "placement_paths")
+    names = ("shadow", "placement_paths")
     for folder in ("a", "b"):
         page.write(tmp_path / folder, names, 0)
     files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.*"))
     assert len(files) == 3 * len(names) + 1
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), file
-    figure = all_figures.draw("onto_the_sphere", 0)
-    with (tmp_path / "a/figures/onto_the_sphere.csv").open(encoding="utf-8") as lines:
-        header, *rows = csv.reader(lines)
+    saved = (tmp_path / "a/figures/shadow.csv").read_text(encoding="utf-8")
+    assert_same_table(saved, all_figures.draw("shadow", 0))
+
+
+def test_the_csv_holds_the_table_in_space_too(figures):
+    figure = figures["onto_the_sphere"]
+    assert_same_table(tables.csv_text(figure.columns, figure.rows), figure)
+
+
+def assert_same_table(text, figure):
+    header, *rows = csv.reader(io.StringIO(text))
     assert tuple(header) == sheet.COLUMNS and len(rows) == len(figure.rows)
     for row, expected in zip(rows, figure.rows, strict=True):
         assert row[:2] == list(expected[:2])
         assert [float(v) if v else None for v in row[2:]] == list(expected[2:])
 
 
-def test_another_seed_moves_the_random_points():
-    first, second = (all_figures.draw("onto_the_sphere", seed) for seed in (0, 1))
-    assert first.rows != second.rows
+def test_another_seed_moves_the_random_points(figures):
+    assert all_figures.draw("onto_the_sphere", 1).rows != figures["onto_the_sphere"].rows
 
 
 class _Page(html.parser.HTMLParser):

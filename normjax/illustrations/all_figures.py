@@ -62,8 +62,8 @@ ILLUSTRATIONS: dict[str, Illustration] = {
         "h′ = P( h + F( N(h) ) )",
         "A norm can be put in front of a branch or behind the addition. The two look alike on "
         "paper and differ in what the residual stream itself passes through. N stands for the "
-        "norm in front, P for the one behind; a placement has one of them, the other does "
-        "nothing.",
+        "norm in front, P for the one behind; each does nothing where a placement does not have "
+        "it.",
     ),
     "stream_growth": Illustration(
         stream_growth.stream_growth,
@@ -89,7 +89,7 @@ ILLUSTRATIONS: dict[str, Illustration] = {
     ),
     "tangent_plane": Illustration(
         tangent.tangent_plane,
-        "J = (1/s) (I − h hᵀ/(d s²)),\u2003with ε = 0\u2003(√d/‖h‖) (I − u uᵀ)",
+        "J = (1/s) (I − h hᵀ/(d s²)),\u2003with ε = 0:\u2003J = (√d/‖h‖) (I − u uᵀ)",
         "Now both ideas meet: the Jacobian of RMSNorm is a projection, divided by the size.",
     ),
     "second_order_step": Illustration(

@@ -124,10 +124,10 @@ def attention_and_scale(seed: int = 0) -> Figure:
         "colour per key. Bottom left: the entropy −Σ p ln p falls from ln 4 (all keys alike) to "
         "0 (one key takes all). Bottom right: the largest singular value of the softmax's "
         "Jacobian, at most ½, vanishes as one key takes all: then no gradient gets through to "
-        "queries and keys."
+        "queries and keys. "
         "What follows: without a norm the size of the stream decides how sharply attention "
         "chooses, although it says nothing about which key fits. Pre-norm takes the size away "
-        "before queries"
+        "before queries "
         "and keys are formed, QK-norm after; either way the curves are flat, and sharpness is "
         "left to learned weights."
     )

@@ -50,7 +50,7 @@ def placement_paths(seed: int = 0) -> Figure:
         "that a gradient has one path back through any number of blocks on which nothing "
         "multiplies it, while the size of the stream is free to grow. With post-norm the size "
         "is fixed at √d after every sub-layer (while gains are 1), and every gradient passes "
-        "through every DNorm on"
+        "through every DNorm on "
         "its way."
     )
     words = ("placement_paths", "Two paths: norm in the branch, norm on the stream", caption)

@@ -46,15 +46,16 @@ def onto_the_sphere(seed: int = 0) -> Figure:
     gained.arrow("h", (0, 0), h, INK)
     gained.arrow("N(h)", (0, 0), image, VERMILLION)
     gained.label(h, "h", (-5, 3))
-    gained.label(image, "g ⊙ N(h)", (8, 3), color=VERMILLION)
+    gained.note("red arrow: g ⊙ N(h)", color=VERMILLION)
     _space(sheet, places, generator)
     caption = (
         "Small dots are random vectors h, larger coloured dots their images, a thin line joins "
-        "each"
+        "each "
         "pair. Top left: with ε = 0 every image has length √d (here √2), and the line to it runs "
         "along the ray from the origin: only the length changed. Top right: with ε > 0 the image "
-        "has length √d r / √(r² + dε); at r = √(dε) (dotted circle) that is √d / √2, and shorter "
-        "vectors (orange) are multiplied by nearly 1/√ε and do not reach the circle. Bottom "
+        "has length √d r / √(r² + dε); at r = √(dε) (dotted circle) that is √d / √2, and short "
+        "vectors (orange) stay well inside: the shorter they are, the closer the factor is to "
+        "1/√ε. Only the direction is kept as before. Bottom "
         "left: a gain that is not uniform multiplies each coordinate by its own number after the "
         "division; the circle becomes an ellipse and the direction turns (arrows). Bottom right: "
         "in d = 3 the images cover the sphere of radius √3; points behind it are pale. What "
@@ -65,9 +66,9 @@ def onto_the_sphere(seed: int = 0) -> Figure:
 
 
 def _scattered(generator: np.random.Generator, count: int) -> Floats:
-    """Return points (count, 2) all around the origin at random distances from 0.35 to 3."""
+    """Return points (count, 2) all around the origin at random distances from 0.35 to 2.5."""
     angle = (np.arange(count) + generator.uniform(0, 0.8, count)) * 2 * np.pi / count
-    r = generator.uniform(0.35, 3.0, count)
+    r = generator.uniform(0.35, 2.5, count)
     return r[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
 
 

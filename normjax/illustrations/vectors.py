@@ -106,7 +106,7 @@ def shadow(seed: int = 0) -> Figure:
         "v = [5, 0], a direction u = [0.6, 0.8] of length 1 (orange), and the two parts "
         "of v. The shadow (blue) is what v has along u: light that falls onto the line of u at "
         "a right angle (dotted red) casts the tip of v there. The rest (green) is v minus the "
-        "shadow, and"
+        "shadow, and "
         "stands at a right angle to u; the small squares mark the right angles, and the axes are "
         "equal so that they look it. In numbers uᵀv = 0.6 · 5 = 3, the shadow is 3 u = [1.8, "
         "2.4], the rest is [3.2, −2.4], and 3² + 4² = 5². What follows: every change of h splits "

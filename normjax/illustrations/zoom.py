@@ -83,7 +83,8 @@ def tangent_zoom(seed: int = 0) -> Figure:
         "against the step e, both axes logarithmic: a straight line of slope 2, so that a step "
         "ten times smaller leaves a remainder a hundred times smaller. The norm's line has slope "
         "2 as well: a curve on a sphere leaves its tangent by e²/(2 ‖h‖). Below 10⁻¹⁶ float64 "
-        "can hold no more and only rounding is seen. What follows: f(x + e v) = f(x) + e J v + "
+        "can hold no more and only rounding is seen (remainders that come out as exactly 0 are "
+        "not shown). What follows: f(x + e v) = f(x) + e J v + "
         "O(e²). The Jacobian J is the whole function as seen from close by, for vectors as for "
         "numbers."
     )
