@@ -25,7 +25,8 @@ LAYERS = (
     ("normjax.cohorts", "normjax.grid"),
     ("normjax.checkpoints", "normjax.progress", "normjax.provenance", "normjax.reporting",
      "normjax.experiment"),
-    ("normjax.report", "normjax.estimates", "normjax.trained", "normjax.surveys"),
+    ("normjax.report", "normjax.estimates", "normjax.trained", "normjax.surveys",
+     "normjax.illustrations", "normjax.claims"),
     ("normjax.cohort_run",),
     ("normjax.runner",),
     ("experiments",),
@@ -34,7 +35,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FOLDERS = (
     "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.theory",
-    "normjax.surveys", "experiments",
+    "normjax.surveys", "normjax.illustrations", "normjax.claims", "experiments",
 )  # fmt: skip
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
 WITHOUT_JAX = ("normjax.runlog", "normjax.report", "normjax.reporting", "normjax.errors")

@@ -1,0 +1,1 @@
+"""The geometry of normalization in pictures, every meaningful coordinate computed."""
