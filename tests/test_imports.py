@@ -25,7 +25,7 @@ LAYERS = (
     ("normjax.cohorts", "normjax.grid"),
     ("normjax.checkpoints", "normjax.progress", "normjax.provenance", "normjax.reporting",
      "normjax.experiment"),
-    ("normjax.report", "normjax.estimates"),
+    ("normjax.report", "normjax.estimates", "normjax.claims"),
     ("normjax.cohort_run",),
     ("normjax.runner",),
     ("experiments",),
@@ -33,7 +33,8 @@ LAYERS = (
 )  # fmt: skip
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FOLDERS = (
-    "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.theory", "experiments",
+    "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.theory", "normjax.claims",
+    "experiments",
 )  # fmt: skip
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
 WITHOUT_JAX = ("normjax.runlog", "normjax.report", "normjax.reporting", "normjax.errors")
