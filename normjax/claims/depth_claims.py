@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from normjax.claims.claim import EXACT, Check, Claim, Series, digits, rounding
+from normjax.claims.claim import Check, Claim, Series, digits, exact, rounding
 from normjax.claims.setting import Point, decoder_parts, draws
 from normjax.norm_derivatives import Floats, unit
 
@@ -133,9 +133,11 @@ def four_fates(point: Point) -> Claim:
               np.zeros(point.tokens), np.sum(before * after, axis=-1),
               rounding(8 * DEPTH + 2 * d, 2**0.5, "products and sums in every layer")),
         Check("the one that cancels: that half is zero after one layer",
-              np.zeros((point.tokens, d // 2)), states["cancel"][1][:, : d // 2], EXACT),
+              np.zeros((point.tokens, d // 2)), states["cancel"][1][:, : d // 2],
+              exact("a number and its opposite")),
         Check("and the other half is what it was, to the end",
-              states["cancel"][0][:, d // 2 :], states["cancel"][-1][:, d // 2 :], EXACT),
+              states["cancel"][0][:, d // 2 :], states["cancel"][-1][:, d // 2 :],
+              exact("zero is added to it in every layer")),
     ]  # fmt: skip
     labels = {"shrink": "shrinks, no norm", "turn": "rotates, no norm", "cancel": "halved, no norm"}
     return Claim(

@@ -11,7 +11,7 @@ from normjax.reporting import tables
 
 COLUMNS = ("id", "claim", "expected", "measured", "tolerance", "holds")
 SIGNS = {"equal": "", "above": "> ", "below": "< "}
-_WIDTHS = (5, 46, 13, 13, 9, 5)
+_WIDTHS = (5, 42, 14, 13, 9, 5)
 _GAP = 1
 
 

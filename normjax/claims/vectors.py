@@ -12,10 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from normjax.claims.claim import EXACT, Check, Claim, Tolerance, rounding
+from normjax.claims.claim import Check, Claim, Tolerance, exact, rounding
 from normjax.claims.setting import Point, draws
 from normjax.norm_derivatives import unit
 from normjax.norms import rms_norm
+
+WHOLE = exact("whole numbers")
+QUOTIENT = exact("a quotient of exact numbers, rounded once")
+RATIONAL = exact("arithmetic with fractions, rounded once at the end")
 
 
 def length(h: Array) -> Array:
@@ -48,9 +52,9 @@ def length_and_direction(point: Point) -> Claim:
         "A1", "A nonzero vector is a length times a direction.",
         (
             Check("lengths of [3, 4] and [9, 12]", roots,
-                  [float(length(jnp.asarray(h))) for h in (short, long)], EXACT),
-            Check("direction of [3, 4]", ratio, unit(short), EXACT),
-            Check("[9, 12] points the same way", ratio, unit(long), EXACT),
+                  [float(length(jnp.asarray(h))) for h in (short, long)], WHOLE),
+            Check("direction of [3, 4]", ratio, unit(short), QUOTIENT),
+            Check("[9, 12] points the same way", ratio, unit(long), QUOTIENT),
             Check("length times direction gives [9, 12] back", long,
                   float(length(jnp.asarray(long))) * unit(long),
                   rounding(2, 12, "a quotient and a product")),
@@ -130,11 +134,11 @@ def shadow(point: Point) -> Claim:
         "Of v = [5, 0] the part along u = [0.6, 0.8] is (u . v) u; what is left is perpendicular"
         " to u.",
         (
-            Check("u . v in fractions", 3, float(along), EXACT),
+            Check("u . v in fractions", 3, float(along), RATIONAL),
             Check("part along u in fractions", [9 / 5, 12 / 5], [float(x) for x in parallel],
-                  EXACT),
-            Check("the rest in fractions", [16 / 5, -12 / 5], [float(x) for x in rest], EXACT),
-            Check("u . rest in fractions", 0, float(split(u, rest)[0]), EXACT),
+                  RATIONAL),
+            Check("the rest in fractions", [16 / 5, -12 / 5], [float(x) for x in rest], RATIONAL),
+            Check("u . rest in fractions", 0, float(split(u, rest)[0]), RATIONAL),
             Check("part along u and rest in float64", [9 / 5, 12 / 5, 16 / 5, -12 / 5],
                   [*floats[1], *floats[2]], near),
         ),
@@ -158,11 +162,11 @@ def projections(point: Point) -> Claim:
         (
             Check("u u^T twice", along, along @ along, twice),
             Check("r / sqrt(d) J_N twice", across, across @ across, twice),
-            Check("u u^T is symmetric", along.T, along, EXACT),
+            Check("u u^T is symmetric", along.T, along, exact("the same products")),
             Check("r / sqrt(d) J_N is symmetric", across.T, across, once),
             Check("the two add up to the identity", np.eye(d), along + across, once),
             Check("one after the other gives nothing", np.zeros((d, d)), across @ along, twice),
-            Check("their ranks, 1 and d - 1", [1, d - 1], ranks, EXACT),
+            Check("their ranks, 1 and d - 1", [1, d - 1], ranks, WHOLE),
         ),
     )  # fmt: skip
 
