@@ -113,9 +113,10 @@ def test_every_preset_prints_and_is_possible(call, place, experiment):
         code, out, err = call(f"--experiment={experiment}", f"--preset={preset}", "--print_config")
         assert (code, err) == (0, "")
         config = json.loads(out)
-        assert set(config) == {"model", "data", "train", "grid"}
-        assert config["train"]["warmup_steps"] < config["train"]["steps"]
-        assert config["model"]["width"] % config["model"]["heads"] == 0
+        if "grid" in config:  # an experiment that trains
+            assert set(config) == {"model", "data", "train", "grid"}
+            assert config["train"]["warmup_steps"] < config["train"]["steps"]
+            assert config["model"]["width"] % config["model"]["heads"] == 0
 
 
 def test_flags_reach_the_configuration_in_any_order_and_form(call):

@@ -88,11 +88,11 @@ def _block(point: Point) -> tuple[list[Check], Series]:
     def f(t: Any) -> Any:
         return block(start + t * direction)
 
-    chain = jax.jit(jax.vmap(derivatives(f, 3)))
-    # The largest third derivative up to the longest step that may be used, at points of the way.
-    values = [np.asarray(v) for v in chain(jnp.linspace(0.0, LONGEST, 17))]
+    chain, way = jax.jit(jax.vmap(derivatives(f, 2))), np.linspace(0.0, LONGEST, 33)
+    values = [np.asarray(v) for v in chain(jnp.asarray(way))]
     curved = float(np.linalg.norm(values[2][0]))
-    third = float(np.max(np.linalg.norm(values[3], axis=(1, 2))))
+    # The largest third derivative up to the longest step, from the second at points of the way.
+    third = float(np.max(np.linalg.norm(np.diff(values[2], axis=0), axis=(1, 2))) / way[1])
     value, first = values[0][0], values[1][0]
     remainder = np.asarray(jax.jit(jax.vmap(lambda t: f(t) - value - t * first))(DRAWN))
     remainder = np.linalg.norm(remainder, axis=(1, 2))
