@@ -1,0 +1,1 @@
+"""Twenty-three statements on norms, residual streams and their derivatives, each computed."""
