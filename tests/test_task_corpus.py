@@ -16,7 +16,7 @@ from corpus_texts import error, write
 from normjax import corpora, estimates, grid, runner, train
 from normjax.cohorts import Cohort
 from normjax.corpora import DataConfig
-from normjax.decoder import Decoder, DecoderConfig
+from normjax.decoder import DecoderConfig
 from normjax.errors import UserError
 from normjax.experiment import Options
 from normjax.grid import Cell, ExperimentConfig, Question
@@ -62,7 +62,7 @@ def test_evaluation_is_fixed_and_of_no_training_seed(name):
     seen = {
         row.tobytes() for seed in range(3) for row in corpus.training_batches(seed, 0, 1, 64, 32)[0]
     }
-    if name != "parity":  # 24 free bits are too few to be sure of no coincidence
+    if corpus.vocabulary_size > 2:  # sequences of bits may well agree by chance
         assert not seen & {row.tobytes() for row in rows}
     with pytest.raises(UserError, match=r"seed=9223372036854775808: must be below 2\*\*63"):
         corpus.training_batches(1 << 63, 0, 1, 1, 32)
@@ -120,7 +120,19 @@ def test_a_text_has_the_same_surface(tmp_path):
 # --- weights in training --------------------------------------------------------------------------
 
 V, T, B = 5, 8, 4
-MODEL = Decoder(DecoderConfig(depth=1, width=8, heads=2, mlp="none"), V, T)
+
+
+class Small:
+    """A model that compiles fast: a table of the current token."""
+
+    def init(self, key):
+        return {"kernel": 0.3 * jax.random.normal(key, (V, V), jnp.float32)}
+
+    def apply(self, params, tokens):
+        return params["kernel"][tokens]
+
+
+MODEL = Small()
 CONFIG = TrainConfig(steps=20, warmup_steps=2, batch_size=B, chunk_steps=3)
 HYPER = Hyper(np.uint32(0), np.float32(1e-2), np.float32(0.1), np.float32(1))
 
@@ -187,7 +199,7 @@ def question():
 def configuration(name, **changes):
     base = dataclasses.replace(
         ExperimentConfig(),
-        model=DecoderConfig(depth=1, width=16, heads=2, positions="learned"),
+        model=DecoderConfig(depth=1, width=16, heads=2, mlp_width=16, positions="learned"),
         data=DataConfig(corpus=f"task:{name}", window=16),
         train=TrainConfig(
             steps=150, batch_size=32, learning_rate=1e-2, warmup_steps=10, evaluate_every=75,
