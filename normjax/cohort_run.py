@@ -13,7 +13,7 @@ import numpy as np
 from normjax import configs, grid, optimizer, provenance, runlog
 from normjax.checkpoints import Checkpoints
 from normjax.cohorts import Cohort
-from normjax.corpora import Source
+from normjax.corpora import AnyCorpus
 from normjax.errors import UserError
 from normjax.grid import CohortPlan
 from normjax.progress import Progress, TimeLeft
@@ -42,8 +42,8 @@ class CohortRun:
     """One cohort from where its runs stand to their end."""
 
     def __init__(
-        self, plan: CohortPlan, corpus: Source, workdir: Path, progress: Progress, left: TimeLeft,
-        flops: float, environment: dict[str, Any],
+        self, plan: CohortPlan, corpus: AnyCorpus, workdir: Path, progress: Progress,
+        left: TimeLeft, flops: float, environment: dict[str, Any],
     ):  # fmt: skip
         self._name, self._planned = plan.name, len(plan.runs)
         self._model = plan.model(corpus.vocabulary_size)

@@ -119,7 +119,7 @@ class Corpus:
         return None
 
 
-Source = Corpus | TaskCorpus
+AnyCorpus = Corpus | TaskCorpus
 """What training draws from: a text or a synthetic task."""
 
 
@@ -138,7 +138,7 @@ class _Source(NamedTuple):
     texts: Callable[[], tuple[str, str]]
 
 
-def load(config: DataConfig) -> Source:
+def load(config: DataConfig) -> AnyCorpus:
     """Return the corpus that a configuration names, from the cache when it was read before.
 
     A name task:NAME gives a :class:`normjax.tasks.corpus.TaskCorpus`, of which nothing is cached.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from normjax.corpora import Source
+from normjax.corpora import AnyCorpus
 from normjax.decoder import Decoder
 from normjax.grid import CohortPlan
 from normjax.progress import duration
@@ -57,7 +57,7 @@ def matrix_peak(devices: Sequence[Any], size: int = 768, repeats: int = 4) -> fl
     return 2 * size**3 / best
 
 
-def describe(cohorts: Sequence[CohortPlan], corpus: Source, devices: Sequence[Any]) -> str:
+def describe(cohorts: Sequence[CohortPlan], corpus: AnyCorpus, devices: Sequence[Any]) -> str:
     """Return what ``--dry_run`` prints: runs, cohorts, parameters, memory and time of a grid."""
     vocabulary = corpus.vocabulary_size
     runs = sum(len(cohort.runs) for cohort in cohorts)

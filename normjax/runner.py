@@ -10,7 +10,7 @@ import jax
 
 from normjax import configs, corpora, estimates, grid, provenance, report, runlog
 from normjax.cohort_run import CohortRun
-from normjax.corpora import Source
+from normjax.corpora import AnyCorpus
 from normjax.decoder import Decoder
 from normjax.errors import UserError
 from normjax.experiment import Interrupted, Options, Outcome, check_workdir, working_in
@@ -58,7 +58,7 @@ def carry_out(
 
 
 def _record(
-    question: Question, cells: Sequence[Cell], config: ExperimentConfig, corpus: Source,
+    question: Question, cells: Sequence[Cell], config: ExperimentConfig, corpus: AnyCorpus,
     cohorts: Sequence[CohortPlan], command: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the plan as grid.json holds it: the report is made from this and the run folders."""
@@ -103,7 +103,7 @@ def _record(
 
 
 def _train_all(
-    cohorts: Sequence[CohortPlan], corpus: Source, options: Options, progress: Progress,
+    cohorts: Sequence[CohortPlan], corpus: AnyCorpus, options: Options, progress: Progress,
     stop: StopRequest,
 ) -> None:  # fmt: skip
     work = [estimates.training_flops(cohort, corpus.vocabulary_size) for cohort in cohorts]

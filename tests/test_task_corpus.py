@@ -20,6 +20,7 @@ from normjax.decoder import DecoderConfig
 from normjax.errors import UserError
 from normjax.experiment import Options
 from normjax.grid import Cell, ExperimentConfig, Question
+from normjax.reporting import curves, loading, palette
 from normjax.tasks import corpus as task_corpus
 from normjax.tasks.table import TASKS, build
 from normjax.tasks.task import INFORMATION
@@ -262,6 +263,18 @@ def test_the_page_names_unit_and_optimum(workdir):
     assert "nats per token" in page and "nats per character" not in page
     assert "The least loss possible is 0.485" in page
     assert "75 % of the positions are scored" in page
+
+
+def test_learning_curves_reach_down_to_the_optimum(workdir):
+    results = loading.load(workdir)
+    figure = curves.learning_curves(results, palette.looks(results.series, results.baseline))
+    assert figure is not None
+    (axes,) = figure.canvas.axes
+    optimum = build("copy", 16).optimum("full")
+    assert optimum is not None and axes.get_ylim()[0] < optimum
+    levels = [line.get_ydata()[0] for line in axes.lines if len(set(line.get_ydata())) == 1]
+    assert optimum in levels
+    assert "optimum" in {text.get_text() for text in axes.texts}
 
 
 def test_a_dry_run_says_what_is_drawn():

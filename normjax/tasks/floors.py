@@ -9,6 +9,11 @@ Two limits of attention stand behind many entries. Softmax attention is a mean, 
 up to a place are alike, every place gets the same: with rotary or no positions such prefixes look
 the same at any length. And a mean shows shares, not numbers: one block without positions sees
 less than the multiset of tokens whose value its floor is.
+
+References:
+  Haviv et al. 2022, "Transformer Language Models without Positional Encodings Still Learn
+  Positional Information", arXiv 2203.16634; Kazemnejad et al. 2023, "The Impact of Positional
+  Encoding on Length Generalization in Transformers", arXiv 2305.19466.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,44 +49,58 @@ class InContextChain(Task):
             x[:, t + 1] = u[:, t + 3] < np.take_along_axis(ones, x[:, t, None], axis=1)[:, 0]
         return x
 
-    def _laws(self) -> Iterator[tuple[Floats, np.ndarray]]:
-        """Yield for each t P(x_0, x_t, n_01, n_11, x_{t+1}), (2, 2, N, N, 2), and the ones before.
-
-        The ones among x_0 .. x_{t-1} are given for each (x_0, x_t, n_01, n_11).
-        """
-        n = self.window + 1
-        first, now, to_one, stay = np.ogrid[:2, :2, :n, :n]
-        back = to_one - now + first  # n_10
-        law = np.zeros((2, 2, n, n))
-        law[0, 0, 0, 0] = law[1, 1, 0, 0] = 0.5
-        for t in range(self.window):
-            rest = t - to_one - back - stay  # n_00; where it is negative the law is 0
-            hits = np.where(now == 1, stay, to_one) + 1
-            seen = np.where(now == 1, stay + back, to_one + rest) + 2
-            one = np.where(law > 0, hits / np.where(seen > 0, seen, 1), 0.0)
-            joint = law[..., None] * np.stack([1 - one, one], axis=-1)
-            yield joint, np.broadcast_to(back + stay, law.shape)
-            law = np.zeros_like(law)
-            law[:, 0] = joint[:, 0, ..., 0] + joint[:, 1, ..., 0]
-            law[:, 1, 1:] += joint[:, 0, :-1, :, 1]
-            law[:, 1, :, 1:] += joint[:, 1, :, :-1, 1]
-
     def pair_laws(self) -> Floats:
-        return np.array([joint.sum(axis=(0, 2, 3)) for joint, _ in self._laws()])
+        return _sums(self.window).pairs
 
     def full_losses(self) -> Floats:
         """Return the mean entropy of the rule of succession, (T,)."""
-        return np.array([conditional_entropy(joint) for joint, _ in self._laws()])
+        return _sums(self.window).full
 
     def unordered_losses(self) -> Floats:
         """Sum over (x_t, ones among x_0 .. x_{t-1})."""
-        losses = []
-        for joint, ones in self._laws():
-            together = np.zeros((2, self.window + 2, 2))
-            kept = joint.sum(axis=-1) > 0
-            np.add.at(together, (np.nonzero(kept)[1], ones[kept]), joint[kept])
-            losses.append(conditional_entropy(together))
-        return np.array(losses)
+        return _sums(self.window).unordered
 
     def linear_losses(self) -> str:
         return "transitions are pairs of tokens, and the best sum of terms has no closed form"
+
+
+class _Sums(NamedTuple):
+    pairs: Floats
+    full: Floats
+    unordered: Floats
+
+
+@functools.lru_cache(maxsize=8)
+def _sums(window: int) -> _Sums:
+    """Carry P(x_0, x_t, n_01, n_11) through the window, and sum up what is asked for on the way."""
+    pairs, full, unordered = np.zeros((window, 2, 2)), np.zeros(window), np.zeros(window)
+    law = np.array([[0.5, 0.0], [0.0, 0.5]])[:, :, None, None]
+    for t in range(window):
+        joint, ones = _next(law, t)
+        pairs[t] = joint.sum(axis=(0, 2, 3))
+        full[t] = conditional_entropy(joint)
+        possible = law > 0
+        kind = (ones + (t + 1) * np.arange(2)[:, None, None])[possible]
+        together = [np.bincount(kind, joint[possible, y], 2 * (t + 1)) for y in range(2)]
+        unordered[t] = conditional_entropy(np.stack(together, axis=-1))
+        # n_01 and n_10 alternate, so that neither passes half of the transitions, rounded up.
+        law = np.zeros((2, 2, (t + 2) // 2 + 1, t + 2))
+        n01, n11 = joint.shape[2:4]
+        law[:, 0, :n01, :n11] = joint[:, 0, ..., 0] + joint[:, 1, ..., 0]
+        law[:, 1, 1:n01, :n11] += joint[:, 0, : n01 - 1, :, 1]
+        law[:, 1, n01 : n01 + 1, :n11] += joint[:, 0, n01 - 1 :, :, 1][:, : law.shape[2] - n01]
+        law[:, 1, :n01, 1 : n11 + 1] += joint[:, 1, ..., 1]
+    return _Sums(pairs, full, unordered)
+
+
+def _next(law: Floats, t: int) -> tuple[Floats, np.ndarray]:
+    """Return the law with x_{t+1} as a last axis, and the ones among x_0 .. x_{t-1}."""
+    first, now, to_one, stay = np.ogrid[:2, :2, : law.shape[2], : law.shape[3]]
+    back = to_one - now + first  # n_10
+    rest = t - to_one - back - stay  # n_00; where it is negative the law is 0
+    hits = np.where(now == 1, stay, to_one) + 1
+    seen = np.where(now == 1, stay + back, to_one + rest) + 2
+    one = np.where(law > 0, hits / np.maximum(seen, 1), 0.0)
+    return law[..., None] * np.stack([1 - one, one], axis=-1), np.broadcast_to(
+        back + stay, law.shape
+    )

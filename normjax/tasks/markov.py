@@ -32,7 +32,7 @@ from normjax.tasks.task import (
     entropy,
 )
 
-MOST_PLACES = 1 << 24
+MOST_PLACES = 1 << 20
 
 # Pairs in hundredths: 2 of each, 12 around 0 1 2 3, 8 to and fro between 0 and 1, 4 that stay at 2.
 # Circles leave every token as often as they enter it, so the law of one token is stationary.

@@ -30,6 +30,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -37,7 +38,10 @@ from normjax.tasks import counts
 from normjax.tasks.task import Floats, Task, below
 
 MOST_WAYS = 1 << 20
-"""Ways to fill one pair's counts that are gone through at most: a few seconds for a window."""
+"""Ways to fill the last pair's counts that are gone through at most: a few seconds for a window."""
+
+MOST_LOADS = 1 << 14
+"""Loads of the last pair that are summed over at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +101,16 @@ class Recall(Task):
         new = (1 - 1 / self.keys) ** np.arange(self._scored_pairs)
         return self._at_values(list(new * math.log(self.values)))
 
-    def linear_losses(self) -> Floats:
+    def linear_losses(self) -> Floats | str:
+        last = self._scored_pairs - 1
+        if _more_than(MOST_LOADS, counts.partitions(last, self.values)):
+            return f"{last + 1} pairs can load the values in too many ways to add up"
         return self._at_values([self._linear(i) for i in range(self._scored_pairs)])
 
     def _linear(self, i: int) -> float:
         """Return the minimum over a of E log sum_v exp(a m_v) - a E m_target."""
-        loads, weights = self._loads(i)
+        loads = np.array(list(counts.partitions(i, self.values)))
+        weights = self._law_of_loads(loads)
         target = i * (1 / self.keys + (1 - 1 / self.keys) / self.values)
 
         def slope(a: float) -> float:
@@ -119,32 +127,26 @@ class Recall(Task):
         spread = np.log(np.exp(low * (loads - top[:, None])).sum(axis=1))
         return float(weights @ (low * top + spread)) - low * target
 
-    def _loads(self, i: int) -> tuple[Floats, Floats]:
-        """Return the loads m (N, V) of the values after i pairs, up to renaming, and their law.
+    def _law_of_loads(self, loads: np.ndarray) -> Floats:
+        """Return the probability of loads (N, V) of i pairs, each row for all its orders.
 
-        Given how many keys each value has, the values drawn are independent: m is multinomial.
+        Given how many keys s_v each value has, the values drawn are independent: m is multinomial.
         """
-        weights: dict[tuple[int, ...], float] = {}
-        log_factorial = [math.lgamma(n + 1) for n in range(max(i, self.keys) + 1)]
-        for shares in counts.partitions(self.keys, self.values):
-            maps = _orders(shares) * math.factorial(self.keys)
-            maps /= math.prod(math.factorial(s) for s in shares) * self.values**self.keys
-            for m in _compositions(i, self.values):
-                if any(n and not s for n, s in zip(m, shares, strict=True)):
-                    continue
-                log_p = log_factorial[i] + sum(
-                    n * math.log(s / self.keys) - log_factorial[n]
-                    for n, s in zip(m, shares, strict=True) if n
-                )  # fmt: skip
-                kind = tuple(sorted(m))
-                weights[kind] = weights.get(kind, 0.0) + maps * math.exp(log_p)
-        return np.array(list(weights), float), np.array(list(weights.values()))
+        shares = np.array(
+            [s for s in itertools.product(range(self.keys + 1), repeat=self.values)
+             if sum(s) == self.keys]
+        )  # fmt: skip
+        log_maps = _log_multinomial(shares) - self.keys * math.log(self.values)
+        log_share = np.log(np.where(shares > 0, shares, 1) / self.keys)
+        log_p = loads @ log_share.T + log_maps
+        log_p[(loads @ (shares == 0).T) > 0] = -np.inf  # a value without a key cannot come
+        return _row_orders(loads) * np.exp(log_p + _log_multinomial(loads)[:, None]).sum(axis=1)
 
     def unordered_losses(self) -> Floats | str:
         last = self._scored_pairs - 1
         ways = len(_ways(self.keys - 1, self.values)[0])
         rows = (1 for c in range(1, last + 1) for _ in counts.partitions(last - c, self.keys - 1))
-        if sum(itertools.islice(rows, MOST_WAYS // ways + 1)) > MOST_WAYS // ways:
+        if _more_than(MOST_WAYS // ways, rows):
             return f"{last + 1} pairs can be put together in too many ways to go through"
         return self._at_values([self._unordered(i) for i in range(self._scored_pairs)])
 
@@ -212,14 +214,15 @@ def _row_orders(rows: np.ndarray) -> Floats:
     return orders
 
 
-def _compositions(total: int, parts: int):
-    """Yield all (n_1 .. n_parts) of non-negative numbers with a sum."""
-    if parts == 1:
-        yield (total,)
-        return
-    for first in range(total + 1):
-        for rest in _compositions(total - first, parts - 1):
-            yield (first, *rest)
+def _log_multinomial(rows: np.ndarray) -> Floats:
+    """Return log((n_1 + n_2 + ...)! / (n_1! n_2! ...)) of each row."""
+    log_factorial = np.array([math.lgamma(n + 1) for n in range(int(rows.sum(axis=1).max()) + 1)])
+    return log_factorial[rows.sum(axis=1)] - log_factorial[rows].sum(axis=1)
+
+
+def _more_than(limit: int, things: Iterable[object]) -> bool:
+    """Whether there are more things than a limit; no more than needed are looked at."""
+    return sum(1 for _ in itertools.islice(things, limit + 1)) > limit
 
 
 def _orders(parts: tuple[int, ...]) -> float:
