@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from experiments import ablation
 from normjax.errors import UserError
 from normjax.philox import uniforms
 from normjax.tasks.clock import WORD, Clock
@@ -460,6 +461,10 @@ def test_every_task_and_decoder_has_a_floor_with_a_reason():
             assert entry.reason.endswith(".") and entry.reason.count(". ") == 0
             loss, same = floor(name, DEFAULT[name], decoder)
             assert same == entry and loss == DEFAULT[name].optimum(entry.information)
+
+
+def test_every_variant_of_the_ablation_has_a_floor():
+    assert {cell.name for cell in ablation.CELLS} <= set(DECODERS)
 
 
 def test_rows_say_what_they_are():
