@@ -13,12 +13,11 @@ import numpy as np
 from normjax import configs, grid, optimizer, provenance, runlog
 from normjax.checkpoints import Checkpoints
 from normjax.cohorts import Cohort
-from normjax.corpora import Corpus
+from normjax.corpora import AnyCorpus
 from normjax.errors import UserError
 from normjax.grid import CohortPlan
 from normjax.progress import Progress, TimeLeft
 from normjax.stopping import StopRequest
-from normjax.windows import batches, evaluation_windows
 
 CHUNK_SECONDS = 1.5  # how long the host may be away from signals and the display
 
@@ -43,8 +42,8 @@ class CohortRun:
     """One cohort from where its runs stand to their end."""
 
     def __init__(
-        self, plan: CohortPlan, corpus: Corpus, workdir: Path, progress: Progress, left: TimeLeft,
-        flops: float, environment: dict[str, Any],
+        self, plan: CohortPlan, corpus: AnyCorpus, workdir: Path, progress: Progress,
+        left: TimeLeft, flops: float, environment: dict[str, Any],
     ):  # fmt: skip
         self._name, self._planned = plan.name, len(plan.runs)
         self._model = plan.model(corpus.vocabulary_size)
@@ -93,7 +92,10 @@ class CohortRun:
         started = time.perf_counter()
         for run, folder in zip(self._runs, self._folders, strict=True):
             self._open_folder(run, folder)
-        cohort = Cohort(self._model, self._train, [run.hyper for run in self._runs])
+        cohort = Cohort(
+            self._model, self._train, [run.hyper for run in self._runs],
+            target_weights=self._corpus.target_weights(self._config.data.window),
+        )  # fmt: skip
         cohort.start()
         step = self._restore(cohort)
         cohort.advance(self._batches(0, 0), 0)  # compiles
@@ -148,7 +150,7 @@ class CohortRun:
         """
         t, window = self._train, self._config.data.window
         sets = [
-            evaluation_windows(self._corpus.validation, window, count)
+            self._corpus.evaluation_set(window, count)
             for count in (t.evaluation_windows, t.final_windows)
         ]
         size = min(t.batch_size, max(len(windows) for windows, _ in sets))
@@ -163,8 +165,8 @@ class CohortRun:
         out = np.zeros(shape, np.int32)
         if count:
             for i, run in enumerate(self._runs):
-                out[i, :count] = batches(
-                    self._corpus.train, run.hyper.seed, first, count, t.batch_size, window
+                out[i, :count] = self._corpus.training_batches(
+                    run.hyper.seed, first, count, t.batch_size, window
                 )
         return out
 

@@ -57,13 +57,16 @@ class Cohort:
     batch. The layout depends on the number of members and devices only, so a resumed cohort runs
     the program it was stopped in, bit for bit.
 
+    ``target_weights`` (T,) are constants of the training program: the weight of each target
+    position in the loss; None weighs all alike.
+
     Lanes of one device run under vmap on an accelerator; on a CPU they run in turn, which is faster
     there (a batch of small matrix products is slower than the products one by one).
     """
 
     def __init__(
         self, model: Decoder, config: TrainConfig, members: Sequence[Hyper],
-        devices: Sequence[Any] | None = None,
+        devices: Sequence[Any] | None = None, target_weights: np.ndarray | None = None,
     ):  # fmt: skip
         available = list(jax.local_devices() if devices is None else devices)
         self.model, self.config, self.size = model, config, len(members)
@@ -80,7 +83,9 @@ class Cohort:
         axis = BATCH_AXIS if self._split_batch else None
 
         def chunk(state, hyper, windows, count):
-            return train.train_chunk(model, config, state, hyper, windows, count, axis)
+            return train.train_chunk(
+                model, config, state, hyper, windows, count, axis, target_weights
+            )
 
         def evaluate(params, windows, weights, count):
             return train.evaluate(model, params, windows, weights, count)

@@ -1,7 +1,8 @@
 """Corpora: a text as two arrays of tokens, training and validation.
 
 The text is that of the plays of Shakespeare (``plays``), of a text file or a folder of them, or of
-a TFDS set (``tfds:NAME``). The arrays are cached and read back as memory maps.
+a TFDS set (``tfds:NAME``). The arrays are cached and read back as memory maps. In place of a text
+there may be a synthetic task (``task:NAME``), which training draws from in the same way.
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from normjax import plays, text_files, tfds_text, token_cache
 from normjax.configs import field
 from normjax.errors import UserError, check_choice
+from normjax.tasks import corpus as task_corpus
+from normjax.tasks.corpus import TaskCorpus
 from normjax.vocabulary import VOCABULARIES, Vocabulary
+from normjax.windows import batches, evaluation_windows
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Which text, how it becomes tokens, and how long a window is."""
 
-    corpus: str = field("plays", "text: plays, tfds:NAME, or the path of a text file or folder")
+    corpus: str = field(
+        "plays", "text: plays, tfds:NAME, or the path of a text file or folder; or task:NAME"
+    )
     vocabulary: str = field("char", "tokens: char (the text's own characters) or byte (UTF-8)")
     window: int = field(64, "tokens a model sees at once")
     validation_fraction: float = field(
@@ -73,6 +79,49 @@ class Corpus:
         n, m = (_counts(x, self.vocabulary_size) for x in (self.train, self.validation))
         return float(-(m * np.log((n + 1) / (n.sum() + len(n)))).sum() / m.sum())
 
+    @property
+    def extent(self) -> str:
+        """How much there is to train and to evaluate on, in words."""
+        return f"{len(self.train):,} training and {len(self.validation):,} validation tokens"
+
+    def training_batches(
+        self, seed: int, first: int, count: int, size: int, window: int
+    ) -> np.ndarray:
+        """Return the windows of ``count`` steps from ``first`` on: (count, B, T + 1) int32."""
+        return batches(self.train, seed, first, count, size, window)
+
+    def evaluation_set(self, window: int, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return fixed windows (W, T + 1) int32 and weights (W, T) float32; count 0: all."""
+        return evaluation_windows(self.validation, window, count)
+
+    def evaluation_words(self, count: int) -> str:
+        """Say what :meth:`evaluation_set` is, in words."""
+        return "non-overlapping windows, " + (
+            "evenly spaced over the validation part" if count else "the whole validation part"
+        )
+
+    def target_weights(self, window: int) -> np.ndarray | None:
+        """Return the weights of target positions in training: None, all count."""
+        return None
+
+    def record(self) -> dict[str, Any]:
+        """Return the corpus as a plan lists it."""
+        return {
+            "name": self.name, "description": self.description,
+            "vocabulary": self.vocabulary.kind, "vocabulary_size": self.vocabulary_size,
+            "train_tokens": len(self.train), "validation_tokens": len(self.validation),
+            "fingerprint": self.fingerprint,
+            "unigram_loss": self.unigram_loss, "uniform_loss": self.uniform_loss,
+        }  # fmt: skip
+
+    def task_record(self) -> dict[str, Any] | None:
+        """Return None: a text is no task."""
+        return None
+
+
+AnyCorpus = Corpus | TaskCorpus
+"""What training draws from: a text or a synthetic task."""
+
 
 def _counts(tokens: np.ndarray, size: int, chunk: int = 1 << 22) -> np.ndarray:
     """Return how often each token occurs; in pieces, because bincount widens to 64 bits."""
@@ -89,8 +138,10 @@ class _Source(NamedTuple):
     texts: Callable[[], tuple[str, str]]
 
 
-def load(config: DataConfig) -> Corpus:
+def load(config: DataConfig) -> AnyCorpus:
     """Return the corpus that a configuration names, from the cache when it was read before.
+
+    A name task:NAME gives a :class:`normjax.tasks.corpus.TaskCorpus`, of which nothing is cached.
 
     Raises:
       UserError: anything wrong with the configuration or the text, before anything is written.
@@ -100,6 +151,8 @@ def load(config: DataConfig) -> Corpus:
       load(DataConfig(corpus="poems/", vocabulary="byte"))
     """
     _check(config)
+    if config.corpus.startswith(task_corpus.PREFIX):
+        return _task(config)
     source = _source(config)
     fingerprint = token_cache.fingerprint(config.vocabulary, source.identity)
     folder = token_cache.root(config.cache_dir) / fingerprint
@@ -110,6 +163,15 @@ def load(config: DataConfig) -> Corpus:
         entry = token_cache.write(folder, entry)
     _check_lengths(config, entry)
     return Corpus(source.name, source.description, *entry, fingerprint)
+
+
+def _task(config: DataConfig) -> TaskCorpus:
+    if config.vocabulary != DataConfig.vocabulary:
+        raise UserError(
+            f"data.vocabulary={config.vocabulary}: {config.corpus} has tokens of its own;"
+            " leave --config.data.vocabulary away"
+        )
+    return task_corpus.load(config.corpus, config.window)
 
 
 def _check(config: DataConfig) -> None:

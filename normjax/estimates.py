@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from normjax.corpora import Corpus
+from normjax.corpora import AnyCorpus
 from normjax.decoder import Decoder
 from normjax.grid import CohortPlan
 from normjax.progress import duration
@@ -57,14 +57,13 @@ def matrix_peak(devices: Sequence[Any], size: int = 768, repeats: int = 4) -> fl
     return 2 * size**3 / best
 
 
-def describe(cohorts: Sequence[CohortPlan], corpus: Corpus, devices: Sequence[Any]) -> str:
+def describe(cohorts: Sequence[CohortPlan], corpus: AnyCorpus, devices: Sequence[Any]) -> str:
     """Return what ``--dry_run`` prints: runs, cohorts, parameters, memory and time of a grid."""
     vocabulary = corpus.vocabulary_size
     runs = sum(len(cohort.runs) for cohort in cohorts)
     lines = [
         f"{runs} runs in {len(cohorts)} cohorts on {len(devices)} {devices[0].platform} device(s);"
-        f" corpus {corpus.name}: {len(corpus.train):,} training and"
-        f" {len(corpus.validation):,} validation tokens, {vocabulary} different",
+        f" corpus {corpus.name}: {corpus.extent}, {vocabulary} different",
         f"{'cohort':<28}{'runs':>5}{'parameters':>12}{'steps':>7}{'MB a run':>10}",
     ]
     for cohort in cohorts:

@@ -10,14 +10,13 @@ import jax
 
 from normjax import configs, corpora, estimates, grid, provenance, report, runlog
 from normjax.cohort_run import CohortRun
-from normjax.corpora import Corpus
+from normjax.corpora import AnyCorpus
 from normjax.decoder import Decoder
 from normjax.errors import UserError
 from normjax.experiment import Interrupted, Options, Outcome, check_workdir, working_in
 from normjax.grid import Cell, CohortPlan, ExperimentConfig, Question
 from normjax.progress import Progress, TimeLeft
 from normjax.stopping import StopRequest, stop_on_signals
-from normjax.windows import evaluation_windows
 
 
 def carry_out(
@@ -59,7 +58,7 @@ def carry_out(
 
 
 def _record(
-    question: Question, cells: Sequence[Cell], config: ExperimentConfig, corpus: Corpus,
+    question: Question, cells: Sequence[Cell], config: ExperimentConfig, corpus: AnyCorpus,
     cohorts: Sequence[CohortPlan], command: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the plan as grid.json holds it: the report is made from this and the run folders."""
@@ -67,12 +66,10 @@ def _record(
     for cell in cells:
         changed = configs.replace(config, cell.changes)
         models[cell.name] = Decoder(changed.model, corpus.vocabulary_size, changed.data.window)
-    windows, weights = evaluation_windows(
-        corpus.validation, config.data.window, config.train.final_windows
-    )
-    between, _ = evaluation_windows(
-        corpus.validation, config.data.window, config.train.evaluation_windows
-    )
+    final = config.train.final_windows
+    windows, weights = corpus.evaluation_set(config.data.window, final)
+    between, _ = corpus.evaluation_set(config.data.window, config.train.evaluation_windows)
+    task = corpus.task_record()
     series = {cell.series or cell.name for cell in cells}
     baseline = (
         question.baseline if question.baseline in series else (cells[0].series or cells[0].name)
@@ -84,18 +81,10 @@ def _record(
         "hypothesis": question.hypothesis, "notes": list(question.notes), "baseline": baseline,
         "x": dataclasses.asdict(question.x) if question.x else None,
         "config": configs.to_dict(config),
-        "corpus": {
-            "name": corpus.name, "description": corpus.description,
-            "vocabulary": corpus.vocabulary.kind, "vocabulary_size": corpus.vocabulary_size,
-            "train_tokens": len(corpus.train), "validation_tokens": len(corpus.validation),
-            "fingerprint": corpus.fingerprint,
-            "unigram_loss": corpus.unigram_loss, "uniform_loss": corpus.uniform_loss,
-        },
+        "corpus": corpus.record(), **({"task": task} if task else {}),
         "evaluation": {
             "windows": len(windows), "tokens": int(weights.sum()),
-            "description": "non-overlapping windows, "
-            + ("the whole validation part" if config.train.final_windows == 0
-               else "evenly spaced over the validation part")
+            "description": corpus.evaluation_words(final)
             + f"; between, every {config.train.evaluate_every} steps, on {len(between)} windows"
             " of the same part",
         },
@@ -114,7 +103,7 @@ def _record(
 
 
 def _train_all(
-    cohorts: Sequence[CohortPlan], corpus: Corpus, options: Options, progress: Progress,
+    cohorts: Sequence[CohortPlan], corpus: AnyCorpus, options: Options, progress: Progress,
     stop: StopRequest,
 ) -> None:  # fmt: skip
     work = [estimates.training_flops(cohort, corpus.vocabulary_size) for cohort in cohorts]

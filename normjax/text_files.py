@@ -10,7 +10,7 @@ from typing import NamedTuple
 from normjax.errors import UserError, suggest
 
 SUFFIXES = (".txt", ".md")
-NAMES = "a path (with a slash, or of something that exists), plays, or tfds:NAME"
+NAMES = "a path (with a slash, or of something that exists), plays, tfds:NAME, or task:NAME"
 """What ``data.corpus`` may be, as messages put it."""
 
 

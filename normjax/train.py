@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -163,15 +164,18 @@ def _transformation(config: TrainConfig, hyper: Hyper) -> optax.GradientTransfor
 
 def train_step(
     model: Decoder, config: TrainConfig, state: State, hyper: Hyper, windows: Array,
-    axis_name: str | None = None,
+    axis_name: str | None = None, weights: np.ndarray | None = None,
 ) -> State:  # fmt: skip
     """Take one step on windows (B, T + 1).
 
     With ``axis_name`` the batch is one part of a larger one that is split over the devices of that
     axis: loss and gradients are averaged over it, and all devices take the same step.
+
+    With ``weights`` (T,), constants of the program, the loss is the weighted mean over target
+    positions; without, the plain mean.
     """
     loss, gradients = jax.value_and_grad(
-        lambda params: jnp.mean(token_losses(model, params, windows))
+        lambda params: _mean_loss(token_losses(model, params, windows), weights)
     )(state.params)
     if axis_name is not None:
         loss, gradients = jax.lax.pmean((loss, gradients), axis_name)
@@ -207,6 +211,14 @@ def train_step(
     )
 
 
+def _mean_loss(losses: Array, weights: np.ndarray | None) -> Array:
+    """Return the mean of (B, T), with weights (T,) of the positions if there are any."""
+    if weights is None:
+        return jnp.mean(losses)
+    share = jnp.asarray(weights / weights.sum(), losses.dtype)
+    return jnp.mean(jnp.sum(losses * share[None, :], axis=-1))
+
+
 def _added(total: Array, x: Array) -> Array:
     """Return the sum in the dtype of the total, which a float64 model does not change."""
     return total + x.astype(total.dtype)
@@ -223,13 +235,15 @@ def _all_finite(tree: Any) -> Array:
 
 def train_chunk(
     model: Decoder, config: TrainConfig, state: State, hyper: Hyper, windows: Array, count: Array,
-    axis_name: str | None = None,
+    axis_name: str | None = None, weights: np.ndarray | None = None,
 ) -> State:  # fmt: skip
     """Take the first ``count`` of the steps whose batches are windows (S, B, T + 1).
 
     The count is traced: one program serves chunks of every length up to S.
     """
-    step = lambda i, s: train_step(model, config, s, hyper, windows[i], axis_name)  # noqa: E731
+    step = lambda i, s: train_step(  # noqa: E731
+        model, config, s, hyper, windows[i], axis_name, weights
+    )
     return jax.lax.fori_loop(0, count, step, state)
 
 

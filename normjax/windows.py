@@ -6,12 +6,13 @@ runs and processes draw from one array.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
+from normjax import philox
 from normjax.errors import UserError
+from normjax.philox import key as _key
 
 
 def batch(tokens: np.ndarray, seed: int, step: int, size: int, window: int) -> np.ndarray:
@@ -50,13 +51,6 @@ def batches(
     return _gather(tokens, starts, window)
 
 
-def _key(seed: int, step: int) -> np.ndarray:
-    for name, value in (("seed", seed), ("step", step)):
-        if not 0 <= operator.index(value) < 1 << 64:
-            raise UserError(f"{name}={value}: must be between 0 and 2**64 - 1; pass {name}=0")
-    return np.array([seed, step], np.uint64)
-
-
 def _starts(length: int, key: np.ndarray, size: int, window: int) -> list[int]:
     _at_least("size", size, 1)
     _at_least("window", window, 1)
@@ -64,7 +58,7 @@ def _starts(length: int, key: np.ndarray, size: int, window: int) -> list[int]:
     if places < 1:
         raise UserError(f"window={window}: needs {window + 1} tokens, there are {length}")
     # Multiply-shift in Python's integers: exact for every length, and fast for a batch.
-    return [(x * places) >> 64 for x in np.random.Philox(key=key).random_raw(size).tolist()]
+    return [(x * places) >> 64 for x in philox.words(key, size).tolist()]
 
 
 def _gather(tokens: np.ndarray, starts: Any, window: int) -> np.ndarray:

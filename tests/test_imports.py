@@ -16,10 +16,10 @@ LAYERS = (
     ("normjax", "normjax.errors", "normjax.processor", "normjax.scratch",
      "normjax.tensorflow_free"),
     ("normjax.configs", "normjax.runlog", "normjax.locking", "normjax.stopping",
-     "normjax.norm_derivatives", "normjax.spectra", "normjax.text_files", "normjax.tfds_text",
-     "normjax.vocabulary", "normjax.windows"),
+     "normjax.norm_derivatives", "normjax.philox", "normjax.spectra", "normjax.text_files",
+     "normjax.tfds_text", "normjax.vocabulary"),
     ("normjax.norms", "normjax.positions", "normjax.placements", "normjax.initializers",
-     "normjax.plays", "normjax.token_cache"),
+     "normjax.plays", "normjax.tasks", "normjax.token_cache", "normjax.windows"),
     ("normjax.decoder", "normjax.optimizer", "normjax.corpora", "normjax.devices"),
     ("normjax.train", "normjax.jacobians", "normjax.theory"),
     ("normjax.cohorts", "normjax.grid"),
@@ -34,8 +34,8 @@ LAYERS = (
 )  # fmt: skip
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FOLDERS = (
-    "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.theory",
-    "normjax.surveys", "normjax.illustrations", "normjax.claims", "experiments",
+    "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.tasks",
+    "normjax.theory", "normjax.surveys", "normjax.illustrations", "normjax.claims", "experiments",
 )  # fmt: skip
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
 WITHOUT_JAX = ("normjax.runlog", "normjax.report", "normjax.reporting", "normjax.errors")

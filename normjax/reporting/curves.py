@@ -24,13 +24,13 @@ def learning_curves(results: Results, looks: dict[str, Look]) -> Figure | None:
     if low is None or high is None:
         return None
 
-    unigram = results.reference("unigram")
-    shown = unigram if unigram is not None and low < unigram < high else None
+    known = {name: results.reference(name) for name in ("unigram", "optimum")}
+    shown = [(name, loss) for name, loss in known.items() if loss is not None and low < loss < high]
 
     def finish(axes: Axes) -> None:
         axes.set_ylim(low, high)
-        if shown is not None:
-            axes.axhline(shown, color=MUTED, lw=0.9, ls=drawing.REFERENCE.dash)
+        for _, loss in shown:
+            axes.axhline(loss, color=MUTED, lw=0.9, ls=drawing.REFERENCE.dash)
 
     caption = (
         "Validation loss while training. Thick: mean over the finished seeds; band: from the "
@@ -95,7 +95,8 @@ def _window(results: Results) -> tuple[float | None, float | None, str]:
     uniform = results.reference("uniform")
     top = max(late) if uniform is None else min(max(late), uniform)
     top = max([top, *ends])
-    bottom = min(late)
+    optimum = results.reference("optimum")
+    bottom = min(late) if optimum is None else min(*late, optimum)
     margin = 0.04 * (top - bottom) or 0.1
     high = top + margin
     off = ""
@@ -112,7 +113,7 @@ def _figure(
     words: tuple[str, str, str],
     metric: tuple[str, str],
     finish: Callable[[Axes], None],
-    reference: float | None = None,
+    references: Sequence[tuple[str, float]] = (),
 ) -> Figure:
     panels = results.panels()
     key, label = metric
@@ -134,12 +135,12 @@ def _figure(
     figure.supylabel(label, size=9)
     if len(panels) == 1:
         ends = _ends(panels, looks, key)
-        if reference is not None:
-            ends.append((spare[0].get_xlim()[1], reference, "unigram", drawing.REFERENCE))
+        right = spare[0].get_xlim()[1]
+        ends += [(right, loss, name, drawing.REFERENCE) for name, loss in references]
         drawing.end_labels(spare[0], ends)
     else:
         keys = [(name, looks[name]) for name in results.series]
-        keys += [] if reference is None else [("unigram", drawing.REFERENCE)]
+        keys += [(name, drawing.REFERENCE) for name, _ in references]
         drawing.legend(figure, keys, 4)
     data = [
         (v.label, run.seed, step, value, run.state)

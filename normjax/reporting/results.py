@@ -158,7 +158,10 @@ class Results:
         return tuple(sorted({run.seed for run in self.runs}))
 
     def reference(self, name: str) -> float | None:
-        """Return the corpus' ``unigram`` or ``uniform`` loss in nats per token."""
+        """Return the corpus' ``unigram``, ``uniform`` or ``optimum`` loss in nats per token.
+
+        Only a synthetic task has an optimum: the least loss that is possible.
+        """
         return finite(self.plan.get("corpus", {}).get(f"{name}_loss"))
 
     def ranked(self) -> list[Variant]:

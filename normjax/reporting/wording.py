@@ -64,13 +64,18 @@ def scales(loss: float, unit: str) -> str:
 
 
 def references(results: Results) -> str:
-    """Return the losses of models that know nothing of context, as a sentence."""
+    """Return the losses of models that know nothing of context, as a sentence.
+
+    For a task the least loss possible follows.
+    """
     unigram, uniform = results.reference("unigram"), results.reference("uniform")
     if unigram is None or uniform is None:
         return ""
+    optimum = results.reference("optimum")
+    least = "" if optimum is None else f" The least loss possible is {number(optimum)}."
     return (
         f"Knowing only how frequent each {results.unit} is gives {number(unigram)} nats; guessing "
-        f"all alike gives {number(uniform)}."
+        f"all alike gives {number(uniform)}.{least}"
     )
 
 

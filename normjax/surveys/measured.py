@@ -110,7 +110,8 @@ def measure(
                 inner.apply(factor)
     logs = np.array([[[x.log_singular_values() for x in pair] for pair in row] for row in products])
     return Measured(
-        raw, deflated, gains, *(np.asarray(x, np.float64) for x in (logs[:, :, 0], logs[:, :, 1, :-1])),
+        raw, deflated, gains,
+        np.asarray(logs[:, :, 0], np.float64), np.asarray(logs[:, :, 1, :-1], np.float64),
         np.mean(at**2, axis=-1),
         _whole_sequence(parts.stack(1, L), states[0, 0, :sequence_length]),
         _defects(parts, tokens[0], states[:, 0]) if identities else {},

@@ -1,0 +1,1 @@
+"""Synthetic sources of tokens whose least possible loss is known exactly."""
