@@ -27,7 +27,7 @@ import numpy as np
 
 from normjax import configs, corpora, decoder, provenance, report, runner, train
 from normjax.configs import field
-from normjax.corpora import Corpus, DataConfig
+from normjax.corpora import AnyCorpus, DataConfig
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError, check_choice
 from normjax.experiment import Options, Outcome, working_in
@@ -37,7 +37,6 @@ from normjax.placements import PLACEMENTS
 from normjax.surveys.survey import Condition, survey
 from normjax.train import Hyper, TrainConfig
 from normjax.trained import TrainedRun, run_folders
-from normjax.windows import evaluation_windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,10 +197,10 @@ def _of_runs(config: Config, folders: list[Path]) -> Iterator[Condition]:
             )  # fmt: skip
 
 
-def _over_depth(config: Config, names: tuple[str, ...], corpus: Corpus) -> Iterator[Condition]:
+def _over_depth(config: Config, names: tuple[str, ...], corpus: AnyCorpus) -> Iterator[Condition]:
     """Yield initializations of every placement at every depth."""
     s = config.spectrum
-    tokens = evaluation_windows(corpus.validation, config.data.window, s.sequences)[0]
+    tokens = corpus.evaluation_set(config.data.window, s.sequences)[0]
     if s.runs:
         return
     for name in names:
@@ -217,7 +216,7 @@ def _over_depth(config: Config, names: tuple[str, ...], corpus: Corpus) -> Itera
                 )  # fmt: skip
 
 
-def _initialized(config: Config, model: DecoderConfig, corpus: Corpus, seed: int) -> Parts:
+def _initialized(config: Config, model: DecoderConfig, corpus: AnyCorpus, seed: int) -> Parts:
     made = Decoder(model, corpus.vocabulary_size, config.data.window)
     hyper = Hyper(np.uint32(seed), *(np.float32(x) for x in (1, 0, config.train.init_scale)))
     state = jax.jit(lambda: train.init_state(made, config.train, hyper))()

@@ -22,7 +22,6 @@ from normjax.decoder import Decoder, DecoderConfig, Params
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.train import Hyper, TrainConfig
-from normjax.windows import evaluation_windows
 
 
 class TrainedRun:
@@ -88,11 +87,10 @@ class TrainedRun:
         Raises:
           UserError: the text is gone, or another one now.
         """
-        corpus = self._corpus
-        return evaluation_windows(corpus.validation, self._data.window, count)[0]
+        return self._corpus.evaluation_set(self._data.window, count)[0]
 
     @cached_property
-    def _corpus(self) -> corpora.Corpus:
+    def _corpus(self) -> corpora.AnyCorpus:
         corpus = corpora.load(self._data)
         if corpus.fingerprint != self._fingerprint:
             raise UserError(
