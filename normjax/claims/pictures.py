@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -89,10 +88,10 @@ def _figure(name: str, plan: Plan, series: Sequence[Series]) -> Figure:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
         axes.yaxis.set_major_locator(LogLocator(numticks=9))
-        axes.yaxis.set_major_formatter(lambda value, _: power(value))
+        axes.yaxis.set_major_formatter(lambda value, _: drawing.power_of_ten(value))
     if plan.x_scale == "log":
         axes.xaxis.set_major_locator(LogLocator(numticks=12))
-        axes.xaxis.set_major_formatter(lambda value, _: power(value))
+        axes.xaxis.set_major_formatter(lambda value, _: drawing.power_of_ten(value))
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.xaxis.set_major_locator(FixedLocator(range(0, len(series[0].x), 4)))
@@ -106,16 +105,6 @@ def _figure(name: str, plan: Plan, series: Sequence[Series]) -> Figure:
     ]
     columns = ("series", "x", "measured", "closed_form")
     return Figure(name, plan.title, plan.caption, canvas, columns, rows)
-
-
-def power(value: float) -> str:
-    """Return a power of ten as a text.
-
-    >>> power(1e-6), power(100.0)
-    ('10⁻⁶', '10²')
-    """
-    exponent = round(math.log10(value))
-    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _draw(axes: Axes, series: Series, look: Look) -> None:

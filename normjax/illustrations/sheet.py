@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.gridspec import SubplotSpec
-from matplotlib.ticker import LogLocator, NullLocator
 
 from normjax.norm_derivatives import Floats
 from normjax.reporting import drawing
@@ -171,11 +170,7 @@ class Panel:
     def logarithmic(self, axes: str = "xy", every: int = 1) -> None:
         """Make axes logarithmic, with a tick at every ``every``-th power of ten."""
         for name in axes:
-            axis = self.axes.xaxis if name == "x" else self.axes.yaxis
-            getattr(self.axes, f"set_{name}scale")("log")
-            axis.set_major_locator(LogLocator(10.0**every, numticks=30))
-            axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(lambda value, _: power_of_ten(value))
+            drawing.log_axis(self.axes, name, every)
 
     def globe(self, radius: float) -> None:
         """Draw a sphere about the origin: outline, and circles faint where they pass behind."""
@@ -192,18 +187,6 @@ class Panel:
                 self.axes.plot(
                     *np.where(side[:, None], flat, np.nan).T, color=colour, lw=width, zorder=1
                 )
-
-
-def power_of_ten(value: float) -> str:
-    """Return a power of ten as text with a raised exponent; 0.1, 1 and 10 as themselves.
-
-    >>> power_of_ten(1e-12), power_of_ten(10.0)
-    ('10⁻¹²', '10')
-    """
-    exponent = round(float(np.log10(value)))
-    if abs(exponent) <= 1:
-        return f"{value:g}"
-    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def circle_in(first: Any, second: Any, radius: float = 1.0, count: int = 181) -> Floats:

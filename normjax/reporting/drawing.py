@@ -6,6 +6,7 @@ Figures are made without pyplot: no global state, no display, the same bytes eac
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from normjax.reporting import tables
 from normjax.reporting.palette import GRID, INK, MUTED, PAPER, Look
@@ -194,6 +196,47 @@ def end_labels(
             clip_on=False, transform=axes.transAxes,
         )  # fmt: skip
         axes.text(1.06, place, elide(name), va="center", size=size, transform=axes.transAxes)
+
+
+def power_of_ten(value: float) -> str:
+    """Return a power of ten as text with a raised exponent; 0.1, 1 and 10 as themselves.
+
+    >>> power_of_ten(1e-12), power_of_ten(10.0)
+    ('10⁻¹²', '10')
+    """
+    exponent = round(math.log10(value))
+    if abs(exponent) <= 1:
+        return f"{value:g}"
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def log_axis(axes: Axes, name: str = "y", every: int = 0) -> None:
+    """Make an axis logarithmic, ticked so that a page can be read: call it once all is drawn.
+
+    Args:
+        axes: of the plot.
+        name: "x" or "y".
+        every: powers of ten from tick to tick; 0 chooses, down to parts of a decade where the axis
+            is short. An axis shorter than half a decade is widened to that: rounding must not look
+            like a trend.
+    """
+    getattr(axes, f"set_{name}scale")("log")
+    axis = getattr(axes, f"{name}axis")
+    axis.set_minor_locator(NullLocator())
+    low, high = getattr(axes, f"get_{name}lim")()
+    if high / low < 3.2:
+        middle = math.sqrt(low * high)
+        low, high = middle / 1.8, middle * 1.8
+        getattr(axes, f"set_{name}lim")(low, high)
+    decades = math.log10(high / low)
+    if decades < 1.6 and not every:
+        axis.set_major_locator(
+            LogLocator(subs=(1, 2, 5) if decades > 0.7 else (1, 1.5, 2, 3, 5, 7))
+        )
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        return
+    axis.set_major_locator(LogLocator(10.0 ** (every or math.ceil(decades / 6)), numticks=30))
+    axis.set_major_formatter(lambda value, _: power_of_ten(value))
 
 
 def legend(figure: Canvas, looks: Iterable[tuple[str, Look]], columns: int) -> None:

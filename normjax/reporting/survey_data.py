@@ -51,6 +51,21 @@ class Point:
         """Return (B, d - 1) log singular values of the stack at the last position."""
         return self.arrays["log_deflated"][:, -1]
 
+    def relative(self, part: str, reference: float | None) -> np.ndarray:
+        """Return the log singular values of a part, all tokens on one scale.
+
+        Each token is shifted from the log root mean square that theory gives for it to the
+        reference, that of the law it is laid beside. Without a reference nothing is shifted.
+        """
+        if part == "stack":
+            logs = self.log_deflated()
+        else:
+            logs = np.log(_positive(self.arrays["deflated"][int(part.split()[1]) - 1, :, -1]))
+        own = self.arrays.get(f"scale/{part}")
+        if reference is None or own is None:
+            return logs.ravel()
+        return (logs - own[:, None] + reference).ravel()
+
     def law(self, name: str) -> tuple[dict[str, Any], np.ndarray, np.ndarray] | None:
         """Return the record, log_s and log-density of a law, or None where there is none."""
         record = self.entry.get("laws", {}).get(name)

@@ -110,8 +110,7 @@ def _profiles(
         panel.set_title(title)
         _block_axis(panel, deepest)
         if log:
-            panel.set_yscale("log")
-            _log_axis(panel)
+            drawing.log_axis(panel)
         panel.grid(True, axis="y")
         panel.set_ylabel(label)
     drawing.legend(canvas, [(n, survey.looks[n]) for n in lines], 5)
@@ -124,20 +123,6 @@ def _block_axis(panel: Axes, deepest: int) -> None:
     panel.xaxis.set_minor_locator(NullLocator())
     panel.set_xlim(0.7, deepest + 0.3)
     panel.set_xlabel("block")
-
-
-def _log_axis(panel: Axes) -> None:
-    """Show at least half a decade, so that rounding does not look like a trend."""
-    low, high = panel.get_ylim()
-    if high / low < 3.2:
-        middle = math.sqrt(low * high)
-        panel.set_ylim(middle / 1.8, middle * 1.8)
-    if high / low < 12:
-        panel.yaxis.set_major_locator(
-            FixedLocator([s * 10.0**k for k in range(-12, 13) for s in (1, 2, 3, 5, 7)])
-        )
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def depths(survey: Survey) -> Figure | None:
@@ -166,7 +151,7 @@ def depths(survey: Survey) -> Figure | None:
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title)
         panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
+        drawing.log_axis(panel)
         panel.xaxis.set_major_locator(FixedLocator(ticks))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -220,7 +205,7 @@ def training(survey: Survey) -> Figure | None:
         for low, high, alpha in ((0, 6, 0.15), (1, 5, 0.25), (2, 4, 0.35)):
             panel.fill_between(steps, bands[low], bands[high], color=look.colour, alpha=alpha, lw=0)
         panel.plot(steps, bands[3], color=look.colour, marker=look.marker, ms=4, mew=0)
-        panel.set_yscale("log")
+        drawing.log_axis(panel)
         panel.set_title(drawing.elide(name, 22))
         panel.grid(True, axis="y")
         panel.xaxis.set_major_locator(

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import INK, MUTED, Look
-from normjax.reporting.survey_data import Survey
+from normjax.reporting.survey_data import Point, Survey
 
 BINS = 32
 
@@ -26,17 +26,14 @@ def blocks(survey: Survey) -> Figure | None:
     canvas = drawing.canvas(0.5 + 0.92 * len(rows))
     grid = canvas.subplots(len(rows), 3, squeeze=False)
     data: list[tuple] = []
-    for (name, points), axes in zip(rows, grid, strict=True):
+    for number, ((name, points), axes) in enumerate(zip(rows, grid, strict=True)):
         depth = points[0].depth
         picked = (1, (depth + 1) // 2, depth)
-        values = [
-            np.log(np.concatenate([p.arrays["deflated"][b - 1, :, -1].ravel() for p in points]))
-            for b in picked
-        ]
+        values = [_pooled(points, f"block {b}") for b in picked]
         for block, logs, panel in zip(picked, values, axes, strict=True):
             law = points[0].law(f"block {block}")
             data += _histogram(panel, logs, law, survey.looks[name], (name, f"block {block}"))
-            if axes is grid[0]:
+            if number == 0:
                 panel.set_title(f"block {block}" if depth > 1 else "the block")
         axes[0].set_ylabel(drawing.elide(name, 18), rotation=0, ha="right", va="center")
     canvas.supxlabel("singular value (logarithmic scale)", fontsize=9)
@@ -45,7 +42,9 @@ def blocks(survey: Survey) -> Figure | None:
         "Singular values of the Jacobian of one token with respect to itself, without the radial "
         "direction, at the last token looked at; all sequences and seeds together. Bars: measured. "
         "Line: random-matrix theory from the weights of the first seed and the size of the stream, "
-        "nothing fitted. Where a line is missing the table below says why. Each panel has a scale "
+        "nothing fitted. Tokens whose streams differ in size have spectra of different size: each "
+        "is put on the scale of the mean token by the factor that theory gives. "
+        "Where a line is missing the table below says why. Each panel has a scale "
         "of its own.",
         canvas, ("series", "part", "kind", "log_singular_value", "density"), data,
     )  # fmt: skip
@@ -63,7 +62,7 @@ def stacks(survey: Survey) -> Figure | None:
     panels = canvas.subplots(lines, columns, squeeze=False).ravel()
     data: list[tuple] = []
     for (name, points), panel in zip(cells, panels, strict=False):
-        logs = np.concatenate([p.log_deflated().ravel() for p in points])
+        logs = _pooled(points, "stack")
         look = survey.looks[name]
         data += _histogram(
             panel, logs[np.isfinite(logs)], points[0].law("stack"), look, (name, "stack")
@@ -78,6 +77,13 @@ def stacks(survey: Survey) -> Figure | None:
         "of the embedding alone: theory carries the size of the stream through all blocks.",
         canvas, ("series", "part", "kind", "log_singular_value", "density"), data,
     )  # fmt: skip
+
+
+def _pooled(points: Sequence[Point], part: str) -> np.ndarray:
+    """Return the log singular values of all seeds and sequences, on the scale of the law shown."""
+    law = points[0].law(part)
+    reference = law[0]["log_rms"] if law is not None else None
+    return np.concatenate([p.relative(part, reference) for p in points])
 
 
 def _histogram(
@@ -197,8 +203,8 @@ def _finish_sequences(panels: Sequence[Axes], steps: list[int], data: list[tuple
     if steps[-1] == 0:
         panels[1].set_visible(False)
     for panel in panels:
-        panel.set_yscale("log")
         panel.set_ylim(max(low / 3, 1e-8), values[-1] * 2)
+        drawing.log_axis(panel)
         panel.set_xlabel("share of singular values above")
         panel.grid(True, axis="y")
     panels[0].set_ylabel("singular value")

@@ -18,20 +18,20 @@ from normjax.theory.matrix_products import ProductLaw
 from normjax.theory.sublayer_theory import Prediction, predict
 
 POINTS = 81
-GROUPS = 2
-"""Tokens differ in the size of their stream: the law shown is the mean over so many sizes."""
-SPAN = 6.0
+SPAN = 9.0
 """e-folds below the largest singular value to which a law with lower edge 0 is followed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Overlay:
-    """A law, or the mean of several, ready to be drawn.
+    """A law, ready to be drawn: that of a token whose stream has the mean size.
 
     Attributes:
       assumption: what is assumed, or the reason why there is no law.
       log_edges: natural logarithms of the smallest and the largest singular value, or None.
       log_rms: natural logarithm of the root mean square singular value, or None.
+      scales: (B,) the same for the size of each token's own stream: tokens whose streams differ in
+        size have spectra that differ by about this factor.
       log_s: (n,) natural logarithms of singular values, from edge to edge; empty without a density.
       log_density: (n,) the density of log s there.
     """
@@ -39,20 +39,21 @@ class Overlay:
     assumption: str
     log_edges: tuple[float, float] | None = None
     log_rms: float | None = None
+    scales: Floats = dataclasses.field(default_factory=lambda: np.empty(0))
     log_s: Floats = dataclasses.field(default_factory=lambda: np.empty(0))
     log_density: Floats = dataclasses.field(default_factory=lambda: np.empty(0))
 
-    def distance(self, values: Floats) -> float | None:
-        """Return the Kolmogorov-Smirnov distance of measured singular values to the law.
+    def distance(self, logs: Floats) -> float | None:
+        """Return the Kolmogorov-Smirnov distance of measured log singular values (B, n) to the law.
 
-        The distribution function is the integral of the density by the trapezoidal rule, which is
-        off by less than 1e-3.
+        Each token is put on the scale of the mean one first. The distribution function is the
+        integral of the density by the trapezoidal rule, which is off by less than 1e-3.
         """
         if not len(self.log_s):
             return None
+        logs = np.sort((logs - self.scales[:, None] + (self.log_rms or 0.0)).ravel())
         steps = np.diff(self.log_s) * (self.log_density[1:] + self.log_density[:-1]) / 2
         cdf = 1 - np.append(np.cumsum(steps[::-1])[::-1], 0.0)  # from above: a tail may lie below
-        logs = np.log(np.sort(values[values > 0]))
         expected = np.interp(logs, self.log_s, cdf)
         n = len(logs)
         up, down = np.arange(1, n + 1) / n - expected, expected - np.arange(n) / n
@@ -101,28 +102,29 @@ def _chain(
 def _overlay(
     parts: Parts, blocks: range, position: int, mean_squares: Floats, density: bool
 ) -> Overlay:
-    sizes = [float(np.mean(g)) for g in np.array_split(np.sort(mean_squares), GROUPS) if len(g)]
-    laws, assumptions = [], {}
-    for size in sizes:
-        predictions = _chain(parts, blocks, position, size)[0]
-        missing = [p.assumption for p in predictions if p.law is None]
-        if missing or not predictions:
-            return Overlay(missing[0] if missing else "no law: no sub-layer")
-        assumptions |= dict.fromkeys(p.assumption for p in predictions)
-        laws.append(ProductLaw([p.law for p in predictions if p.law is not None]))
-    edges = np.array([law.log_edges() for law in laws])
-    low, high = float(edges[:, 0].min()), float(edges[:, 1].max())
+    predictions = _chain(parts, blocks, position, float(np.mean(mean_squares)))[0]
+    missing = [p.assumption for p in predictions if p.law is None]
+    if missing or not predictions:
+        return Overlay(missing[0] if missing else "no law: no sub-layer")
+    law = _product(predictions)
+    low, high = law.log_edges()
     if low == high:
         return Overlay(f"no law: every singular value is {np.exp(high):g}")
-    rms = float(np.log(np.mean(np.exp([law.log_mean_square for law in laws])))) / 2
-    made = Overlay("; ".join(assumptions), (low, high), rms)
+    assumption = "; ".join(dict.fromkeys(p.assumption for p in predictions))
+    each = [_chain(parts, blocks, position, float(size))[0] for size in mean_squares]
+    scales = np.array([_product(own).log_mean_square / 2 for own in each])
+    made = Overlay(assumption, (low, high), law.log_mean_square / 2, scales)
     if not density:
         return made
     start = low if np.isfinite(low) else high - SPAN
     # Closer together near the edges, where the density is steepest; at them it is 0.
     log_s = (start + high) / 2 - (high - start) / 2 * np.cos(np.linspace(0, np.pi, POINTS))
     try:
-        inside = np.mean([law.log_density(log_s[1:-1]) for law in laws], axis=0)
+        inside = law.log_density(log_s[1:-1])
     except UserError as error:
         return dataclasses.replace(made, assumption=f"no density: {error}")
     return dataclasses.replace(made, log_s=log_s, log_density=np.pad(inside, 1))
+
+
+def _product(predictions: list[Prediction]) -> ProductLaw:
+    return ProductLaw([p.law for p in predictions if p.law is not None])

@@ -90,11 +90,17 @@ def survey(
             continue
         entry["defects"] = found.defects
         kept = _arrays(found)
-        if condition.step == 0 and condition.seed == record["first_seed"]:
-            laws = _laws(parts, positions[-1], found, condition.main)
-            entry["laws"] = {name: _law_record(law, found, name) for name, law in laws.items()}
-            for name, law in laws.items():
-                kept |= {f"law/{name}/log_s": law.log_s, f"law/{name}/log_density": law.log_density}
+        if condition.step == 0:
+            drawn = condition.main and condition.seed == record["first_seed"]
+            laws = _laws(parts, positions[-1], found, condition.main, drawn)
+            kept |= {f"scale/{name}": law.scales for name, law in laws.items() if len(law.scales)}
+            if condition.seed == record["first_seed"]:
+                entry["laws"] = {name: _law_record(law, found, name) for name, law in laws.items()}
+                for name, law in laws.items():
+                    kept |= {
+                        f"law/{name}/log_s": law.log_s,
+                        f"law/{name}/log_density": law.log_density,
+                    }
         arrays |= {f"{number}/{name}": array for name, array in kept.items()}
         entries.append(entry)
         say(f"{condition.label}: {parts.config.depth} blocks measured")
@@ -111,23 +117,25 @@ def _arrays(found: Measured) -> dict[str, np.ndarray]:
     }
 
 
-def _laws(parts: Parts, position: int, found: Measured, blocks: bool) -> dict[str, Overlay]:
+def _laws(
+    parts: Parts, position: int, found: Measured, blocks: bool, density: bool
+) -> dict[str, Overlay]:
     """Return the law of the stack and, where wanted, of the first, middle and last block."""
     L = parts.config.depth
-    laws = {"stack": stack_overlay(parts, position, found.mean_square[0, :, -1], blocks)}
+    laws = {"stack": stack_overlay(parts, position, found.mean_square[0, :, -1], density)}
     for block in sorted({1, (L + 1) // 2, L}) if blocks else ():
         sizes = found.mean_square[block - 1, :, -1]
-        laws[f"block {block}"] = block_overlay(parts, block, position, sizes)
+        laws[f"block {block}"] = block_overlay(parts, block, position, sizes, density)
     return laws
 
 
 def _law_record(law: Overlay, found: Measured, name: str) -> dict[str, Any]:
     if name == "stack":
-        values = np.exp(found.log_deflated[:, -1]).ravel()
+        logs = found.log_deflated[:, -1]
     else:
-        values = found.deflated[int(name.split()[1]) - 1, :, -1].ravel()
+        logs = np.log(found.deflated[int(name.split()[1]) - 1, :, -1])
     low, high = law.log_edges or (None, None)
     return {
         "assumption": law.assumption, "log_low": low, "log_high": high, "log_rms": law.log_rms,
-        "distance": law.distance(values) if np.isfinite(values).all() else None,
+        "distance": law.distance(logs) if np.isfinite(logs).all() else None,
     }  # fmt: skip
