@@ -245,7 +245,7 @@ def test_a_ranking_on_a_workdir_agrees_with_its_summary(ranked):
 
 def test_the_page_has_the_section(ranked, stated):
     for workdir, words in ((ranked, ("normjax", "Attention is the only way")),
-                           (stated, ("Expected − measured", "Covered", "a &amp; b"))):  # fmt: skip
+                           (stated, ("expected − measured", "Covered", "a &amp; b"))):  # fmt: skip
         page = (workdir / "report.html").read_text(encoding="utf-8")
         for word in ('<h2 id="predicted">Predicted and measured</h2>', 'href="#predicted"',
                      '<figure id="prediction">', "figures/prediction.csv", *words):  # fmt: skip

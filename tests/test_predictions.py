@@ -199,6 +199,11 @@ def ask(*answers):
     return found, "\n".join(shown)
 
 
+def test_equals_may_be_written_in_any_order():
+    assert read("no-mlp = full = no-attention") == read("full = no-attention = no-mlp")
+    assert read("no-mlp: 2\nfull: 2") == read("full: 2\nno-mlp: 2")
+
+
 def test_asked_order_by_number_or_name():
     prediction, shown = ask("1, post-norm=3, 2", "me", "because")
     assert places(prediction) == ORDER
@@ -213,7 +218,7 @@ def test_asked_losses():
 
 
 def test_asked_again_after_a_mistake_and_not_for_ever():
-    prediction, shown = ask("full, no-mpl", "", "", "full, no-mlp", "", "")
+    prediction, shown = ask("full, no-mpl", "full, no-mlp", "", "")
     assert places(prediction) == {"full": 1, "no-mlp": 2} and "did you mean 'no-mlp'?" in shown
     with pytest.raises(UserError, match="--predict=ask: the input ended"):
         ask("full, no-mlp")
@@ -282,7 +287,7 @@ def test_the_same_again_is_fine_and_changes_nothing(tmp_path):
     settle(tmp_path)
     before = (tmp_path / "prediction.json").read_bytes()
     step(tmp_path, 5)
-    for prediction in (MINE, None, MINE):
+    for prediction in (MINE, None, read("1. full\nno-mlp # why\nno-attention\nauthor: me")):
         assert settle(tmp_path, prediction).prediction == MINE
         assert (tmp_path / "prediction.json").read_bytes() == before
 

@@ -38,17 +38,23 @@ def ask(
     try:
         while True:
             try:
-                return parsing.parse(_answers(shown, read, show), argument, candidates)
+                lines = _answers(shown, read, show)
+                parsing.parse("\n".join(lines), argument, candidates)
+                break
             except UserError as error:
                 show(str(error).removeprefix(f"{argument}: ") + "\n")
+        for key in ("author", "reason"):
+            said = read(f"{key} (may be empty): ").strip()
+            lines += [f"{key}: {said}"] if said else []
     except EOFError:
         raise UserError(
             f"{argument}: the input ended before the answer; answer, or pass --predict=FILE"
         ) from None
+    return parsing.parse("\n".join(lines), argument, candidates)
 
 
-def _answers(shown: Sequence[Candidate], read: Ask, show: Ask) -> str:
-    """Return what was typed as the text of a file."""
+def _answers(shown: Sequence[Candidate], read: Ask, show: Ask) -> list[str]:
+    """Return what was typed as the lines of a file."""
     order = read(
         "Names or numbers, lowest loss first, separated by commas, = between equals\n"
         "(Enter: state losses instead): "
@@ -63,10 +69,7 @@ def _answers(shown: Sequence[Candidate], read: Ask, show: Ask) -> str:
         for candidate in shown:
             stated = read(f"  {candidate.name} (Enter leaves it out): ").strip()
             lines += [f"{candidate.name}: {stated}"] if stated else []
-    for key in ("author", "reason"):
-        said = read(f"{key} (may be empty): ").strip()
-        lines += [f"{key}: {said}"] if said else []
-    return "\n".join(lines)
+    return lines
 
 
 def _name(part: str, shown: Sequence[Candidate]) -> str:

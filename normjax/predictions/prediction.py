@@ -79,13 +79,15 @@ class Prediction:
 def ranking(groups: Sequence[Sequence[str]]) -> tuple[Entry, ...]:
     """Return the entries of names in order, lowest loss first; names of one group are equal.
 
+    Equals stand in the order of their names: in which order they were written says nothing.
+
     >>> [(e.name, e.place) for e in ranking([["a"], ["b", "c"], ["d"]])]
     [('a', 1), ('b', 2), ('c', 2), ('d', 4)]
     """
     entries: list[Entry] = []
     for group in groups:
         place = len(entries) + 1
-        entries += [Entry(name, place) for name in group]
+        entries += [Entry(name, place) for name in sorted(group)]
     return tuple(entries)
 
 
@@ -100,7 +102,7 @@ def by_loss(entries: Sequence[Entry]) -> tuple[Entry, ...]:
         dataclasses.replace(entry, place=1 + sum(other < loss for other in losses))
         for entry, loss in zip(entries, losses, strict=True)
     ]
-    return tuple(sorted(placed, key=lambda entry: entry.place))
+    return tuple(sorted(placed, key=lambda entry: (entry.place, entry.name)))
 
 
 def to_json(prediction: Prediction) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from normjax.predictions.prediction import LOSSES, SERIES
 from normjax.reporting import palette
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged, LossScore, Pairs, Score
-from normjax.reporting.rank_correlation import Correlation
+from normjax.reporting.rank_correlation import DRAWS, Correlation
 from normjax.reporting.results import Results
 from normjax.reporting.tables import number
 from normjax.reporting.wording import listed, shortened
@@ -96,7 +96,7 @@ def agreement(score: Score) -> str:
         side = "predicted" if len(set(score.predicted)) == 1 else "measured"
         return f"No rank correlation exists: everything is {side} to be equal."
     count = "all" if rho.exact else "the drawn"
-    how = "exact permutation test" if rho.exact else f"{20_000:,} drawn orders"
+    how = "exact permutation test" if rho.exact else f"{DRAWS:,} drawn orders"
     return (
         f"The predicted and the measured order of {len(score.items)} agree to a Spearman"
         f" correlation of {_with_interval(rho)} and a Kendall tau-b of {_with_interval(tau)}. Of"
