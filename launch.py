@@ -5,6 +5,7 @@
     python launch.py --experiment=depth --workdir=runs/depth
     python launch.py --config.model.depth=8 --config.grid.seeds=5
     python launch.py --dry_run                           what would run, and what it would cost
+    python launch.py --predict=mine.txt                  what you expect, stored first, then scored
     python launch.py --print_config                      every field and its value
 
 Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 75 stopped and saved,
@@ -23,6 +24,9 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("experiment", "ablation", "which experiment to run; --list shows them")
 flags.DEFINE_string("preset", "default", "which of the experiment's presets to start from")
 flags.DEFINE_string("workdir", "", "folder of runs and report; empty: runs/EXPERIMENT-PRESET")
+flags.DEFINE_string(
+    "predict", "", "rank the variants before they run: a file, ask, or the name expected"
+)
 flags.DEFINE_boolean("dry_run", False, "print runs, cohorts, parameters, memory, time; run nothing")
 flags.DEFINE_boolean("print_config", False, "print the configuration as JSON; run nothing")
 flags.DEFINE_boolean("list", False, "print experiments and presets; run nothing")

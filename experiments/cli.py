@@ -180,11 +180,17 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     # Heavy imports wait until the command is known to be right.
     from normjax import devices
     from normjax.experiment import Interrupted, Options
+    from normjax.grid import ExperimentConfig
     from normjax.locking import LockedError
 
     workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}").expanduser()
     command = shlex.join([_python(), sys.argv[0], *_given(values), f"--workdir={workdir}"])
-    options = Options(workdir, command, dry_run=values.dry_run)
+    options = Options(workdir, command, dry_run=values.dry_run, predict=values.predict)
+    if values.predict and type(config) is not ExperimentConfig:
+        mistake(
+            f"--predict={values.predict}: --experiment={values.experiment} trains no grid whose"
+            " losses could be ranked; leave it out"
+        )
     try:
         devices.set_up(values.cpu_devices, values.compilation_cache)
         outcome = experiment.run(config, values.preset, options)

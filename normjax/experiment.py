@@ -21,12 +21,14 @@ class Options:
       command: the command line that goes on with it.
       dry_run: say what would be done and what it would cost; do nothing.
       live: whether to show a live table; None: where there is a terminal.
+      predict: what is expected, before it runs: a file, "ask" or a name; "" for nothing.
     """
 
     workdir: Path
     command: str
     dry_run: bool = False
     live: bool | None = None
+    predict: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -191,6 +191,26 @@ def plan(config: ExperimentConfig, cells: Sequence[Cell], fingerprint: str) -> l
     return [CohortPlan(tuple(runs)) for runs in groups.values()]
 
 
+def identity(question: Question, config: ExperimentConfig, fingerprint: str) -> str:
+    """Return the SHA-256 of what a grid asks: question, configuration, corpus, rates.
+
+    Its extent (seeds, variants, depths) and how it is computed are no part of it: a grid that is
+    given more seeds asks the same.
+    """
+    asked = _identity(config, Hyper(0, 0.0, 0.0, 0.0), fingerprint)
+    asked.pop("hyper")
+    t = config.train
+    return configs.digest(
+        asked | {
+            "experiment": question.experiment, "question": question.question,
+            "baseline": question.baseline,
+            "learning_rates": list(config.grid.learning_rates or (t.learning_rate,)),
+            "weight_decays": list(config.grid.weight_decays or (t.weight_decay,)),
+            "init_scales": list(config.grid.init_scales or (t.init_scale,)),
+        }, 64,
+    )  # fmt: skip
+
+
 def _identity(config: ExperimentConfig, hyper: Hyper, fingerprint: str) -> dict[str, Any]:
     train_config = configs.to_dict(config.train)
     for name in (*MANNER, "learning_rate", "weight_decay", "init_scale"):

@@ -5,7 +5,15 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from normjax.reporting import findings, loading, palette, tables, trends
+from normjax.reporting import (
+    findings,
+    loading,
+    palette,
+    prediction,
+    prediction_words,
+    tables,
+    trends,
+)
 from normjax.reporting.results import Results
 from normjax.reporting.wording import DETAIL
 
@@ -31,11 +39,13 @@ def write(workdir: Path) -> Path:
     tables.write_text(folder / "summary.csv", tables.summary_csv(results))
     looks = palette.looks(results.series, results.baseline)
     source = f"{results.plan.get('command', '')} (corpus {_fingerprint(results)})"
+    judged = prediction.judge(results)
     drawn = [
         (figure, drawing.save(figure, folder / "figures", source))
-        for figure in figures.all_figures(results, looks)
+        for figure in figures.all_figures(results, looks, judged)
     ]
-    return tables.write_text(folder / "report.html", page.render(results, drawn, looks))
+    text = page.render(results, drawn, looks, judged)
+    return tables.write_text(folder / "report.html", text)
 
 
 def headline(workdir: Path) -> str:
@@ -57,7 +67,10 @@ def headline(workdir: Path) -> str:
         for finding in (trends.sweep(results) if results.x else findings.ablation(results))
         if finding.kind != DETAIL
     ]
-    answer = [textwrap.fill(tables.plain(finding.text), width=98) for finding in said]
+    judged = prediction.judge(results)
+    texts = [finding.text for finding in said]
+    texts += [] if judged is None else prediction_words.headline(judged)
+    answer = [textwrap.fill(tables.plain(text), width=98) for text in texts]
     title = f"{results.plan.get('title', '')} (validation loss in nats per {results.unit})"
     return "\n".join([tables.plain(title), "", tables.ranking(results), "", *answer])
 

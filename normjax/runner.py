@@ -15,6 +15,8 @@ from normjax.decoder import Decoder
 from normjax.errors import UserError
 from normjax.experiment import Interrupted, Options, Outcome, check_workdir, working_in
 from normjax.grid import Cell, CohortPlan, ExperimentConfig, Question
+from normjax.predictions import given, record
+from normjax.predictions.prediction import SERIES, Candidate
 from normjax.progress import Progress, TimeLeft
 from normjax.stopping import StopRequest, stop_on_signals
 
@@ -31,18 +33,25 @@ def carry_out(
       LockedError: another process works in the workdir.
       Interrupted: a signal asked to stop; all is saved.
     """
-    cells = grid.select(cells, config.grid.variants)
+    every, cells = cells, grid.select(cells, config.grid.variants)
     devices = jax.local_devices()
     grid.check(config, cells, len(devices))
     check_workdir(options.workdir)
     corpus = corpora.load(config.data)
     cohorts = grid.plan(config, cells, corpus.fingerprint)
+    asked = grid.identity(question, config, corpus.fingerprint)
+    prediction = given.prepare(
+        options.predict, _candidates(every, cells), options.workdir, asked, options.dry_run
+    )
     if options.dry_run:
         print(estimates.describe(cohorts, corpus, devices))
         return None
     try:
         with working_in(options), stop_on_signals() as stop:
             plan = _record(question, cells, config, corpus, cohorts, options.command)
+            argument = f"--predict={options.predict}"
+            stored = record.settle(options.workdir, argument, prediction, asked)
+            plan |= {"identity": asked, **({"prediction": stored} if stored else {})}
             runlog.write_json(options.workdir / "grid.json", plan)
             with Progress([cohort.name for cohort in cohorts], options.live) as progress:
                 _train_all(cohorts, corpus, options, progress, stop)
@@ -55,6 +64,19 @@ def carry_out(
             f"config.train.batch_size={config.train.batch_size}: not enough memory; take a smaller"
             " batch_size, model or train.chunk_steps, or --config.model.remat"
         ) from None
+
+
+def _candidates(every: Sequence[Cell], planned: Sequence[Cell]) -> list[Candidate]:
+    """Return what a prediction may name: variants, and the series of several of them."""
+    names = {cell.name for cell in planned}
+    found = [
+        Candidate(cell.name, cell.title, cell.description, planned=cell.name in names)
+        for cell in every
+    ]
+    running = {cell.series for cell in planned}
+    taken = {cell.name for cell in every}
+    lines = dict.fromkeys(cell.series for cell in every if cell.series not in ("", *taken))
+    return found + [Candidate(name, subject=SERIES, planned=name in running) for name in lines]
 
 
 def _record(

@@ -19,7 +19,8 @@ LAYERS = (
      "normjax.norm_derivatives", "normjax.philox", "normjax.spectra", "normjax.text_files",
      "normjax.tfds_text", "normjax.vocabulary"),
     ("normjax.norms", "normjax.positions", "normjax.placements", "normjax.initializers",
-     "normjax.plays", "normjax.tasks", "normjax.token_cache", "normjax.windows"),
+     "normjax.plays", "normjax.predictions", "normjax.tasks", "normjax.token_cache",
+     "normjax.windows"),
     ("normjax.decoder", "normjax.optimizer", "normjax.corpora", "normjax.devices"),
     ("normjax.train", "normjax.jacobians", "normjax.theory"),
     ("normjax.cohorts", "normjax.grid"),
@@ -35,10 +36,12 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FOLDERS = (
     "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.tasks",
-    "normjax.theory", "normjax.surveys", "normjax.illustrations", "normjax.claims", "experiments",
+    "normjax.theory", "normjax.predictions", "normjax.surveys", "normjax.illustrations",
+    "normjax.claims", "experiments",
 )  # fmt: skip
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
-WITHOUT_JAX = ("normjax.runlog", "normjax.report", "normjax.reporting", "normjax.errors")
+WITHOUT_JAX = ("normjax.runlog", "normjax.report", "normjax.reporting", "normjax.errors",
+               "normjax.predictions")  # fmt: skip
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")
 
 

@@ -19,7 +19,7 @@ from experiments import cli
 ROOT = Path(__file__).parents[1]
 TEXT = "the quick brown fox jumps over a lazy dog and nobody hears it fall\n" * 40
 OWN = ("experiment", "preset", "workdir", "dry_run", "print_config", "list", "cpu_devices",
-       "compilation_cache")  # fmt: skip
+       "compilation_cache", "predict")  # fmt: skip
 
 
 @pytest.fixture
@@ -189,6 +189,9 @@ MISTAKES = {
     "helper as experiment": (["--experiment=cli"], ["--experiment=cli", "must be one of"]),
     "wrong preset": (["--preset=smokey"], ["--preset=smokey", "did you mean 'smoke'?"]),
     "wrong variant": (["--config.grid.variants=full,no-attn"], ["no-attn", "did you mean"]),
+    "no such prediction": (["--predict=expcted"], ["=expcted", "did you mean 'expected'?"]),
+    "a prediction of no variant": (["--predict=text.txt"], ["line 1: ", "no variant"]),
+    "asked without a terminal": (["--predict=ask"], ["--predict=ask", "no terminal"]),
     "workdir is a file": (["--workdir=text.txt"], ["text.txt", "is a file"]),
     "workdir under a file": (["--workdir=text.txt/below"], ["text.txt is a file"]),
     "workdir that cannot be made": (["--workdir=/proc/normjax"], ["/proc/normjax", "cannot write"]),
@@ -203,6 +206,15 @@ def test_a_mistake_is_one_line_and_nothing_is_written(call, place, monkeypatch, 
     assert_one_line(*call(*smoke(place), *arguments), *words)
     assert not (place / "work").exists()
     assert (place / "text.txt").read_text() == TEXT
+
+
+@pytest.mark.parametrize("experiment", ["claims", "figures", "spectrum"])
+def test_a_prediction_needs_a_grid(call, place, experiment):
+    arguments = (f"--experiment={experiment}", f"--workdir={place / 'work'}", "--predict=expected")
+    assert_one_line(
+        *call(*arguments), "--predict=expected", f"--experiment={experiment}", "no grid"
+    )
+    assert not (place / "work").exists()
 
 
 TEXTS = {

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from normjax.reporting import curves, diagram, drawing, forests, sweeps
+from normjax.reporting import curves, diagram, drawing, forests, slopes, sweeps
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
+from normjax.reporting.prediction import Judged
 from normjax.reporting.results import Results
 
 
-def all_figures(results: Results, looks: dict[str, Look]) -> list[Figure]:
+def all_figures(
+    results: Results, looks: dict[str, Look], judged: Judged | None = None
+) -> list[Figure]:
     """Return every figure that the results allow.
 
     Args:
         results: a workdir read back.
         looks: colour and marker by series.
+        judged: a prediction and its score, where there is one.
 
     Returns:
         The figures; each is left out where it would be empty.
     """
     with drawing.style():
-        made: list[Figure | None] = []
+        made: list[Figure | None] = [slopes.figure(judged, results, looks)]
         if results.x:
             made += [sweeps.by_x(results, looks), sweeps.by_x(results, looks, relative=True)]
         made += [sweeps.by_rate(results, looks, name) for name in results.varied]

@@ -15,6 +15,7 @@ from normjax.reporting import (
     forests,
     html,
     palette,
+    prediction_words,
     statistics,
     tables,
     trends,
@@ -22,16 +23,21 @@ from normjax.reporting import (
 )
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
+from normjax.reporting.prediction import Judged
 from normjax.reporting.results import Results, Variant
 
 
-def render(results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[str, Look]) -> str:
+def render(
+    results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[str, Look],
+    judged: Judged | None = None,
+) -> str:  # fmt: skip
     """Return the page as one self-contained HTML text.
 
     Args:
         results: a workdir read back.
         figures: each figure with its SVG text.
         looks: colour and marker by series.
+        judged: a prediction and its score, where there is one.
 
     Returns:
         HTML without scripts or external resources. All text from files is escaped.
@@ -49,6 +55,8 @@ def render(results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[
         said={kind: [f.text for f in said if f.kind == kind] for kind in wording.KINDS},
         groups=_groups(results, looks),
         variants=_variants(results, looks),
+        predicted=None if judged is None else prediction_words.section(judged, results, looks),
+        slopes=pictures.pop("prediction", None),
         diagram=pictures.pop("decoder", None),
         figures=list(pictures.values()),
         parts=[(name, text.format(unit=results.unit)) for name, text in explanations.PARTS],
