@@ -206,7 +206,8 @@ def test_what_cannot_be_measured_is_passed_over_and_said(tmp_path):
         return Parts(model, jax.tree.map(lambda x: x * np.nan, model.init(jax.random.key(0))))
 
     record = {"first_seed": 0, "config": {}, "environment": {}, "command": "", "tokens": 6,
-              "sequences": 2, "positions": [5], "corpus": {"name": "x", "fingerprint": "y"}}  # fmt: skip
+              "sequences": 2, "positions": [5],
+              "corpus": {"name": "x", "fingerprint": "y"}}  # fmt: skip
     conditions = [Condition("bad", 0, 0, parts, TOKENS), Condition("good", 0, 0, made, TOKENS)]
     lines = []
     survey(conditions, (5,), 0, tmp_path, record, lines.append)
