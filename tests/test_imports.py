@@ -25,7 +25,7 @@ LAYERS = (
     ("normjax.attention", "normjax.mlp"),
     ("normjax.decoder",),
     ("normjax.train", "normjax.jacobians", "normjax.theory"),
-    ("normjax.cohorts", "normjax.grid"),
+    ("normjax.cohorts", "normjax.grid", "normjax.signals"),
     ("normjax.checkpoints", "normjax.progress", "normjax.provenance", "normjax.reporting",
      "normjax.experiment"),
     ("normjax.report", "normjax.estimates", "normjax.trained", "normjax.surveys",
@@ -38,10 +38,18 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FOLDERS = (
     "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.tasks",
-    "normjax.theory", "normjax.surveys", "normjax.illustrations", "normjax.claims", "experiments",
+    "normjax.theory", "normjax.signals", "normjax.surveys", "normjax.illustrations",
+    "normjax.claims", "experiments",
 )  # fmt: skip
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
-WITHOUT_JAX = ("normjax.runlog", "normjax.report", "normjax.reporting", "normjax.errors")
+WITHOUT_JAX = (
+    "normjax.runlog",
+    "normjax.signals.definitions",
+    "normjax.signals.log",
+    "normjax.report",
+    "normjax.reporting",
+    "normjax.errors",
+)
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")
 
 
