@@ -30,7 +30,8 @@ _NAMES = {
         "layer_norm",
     ),
     "normjax.placements": ("PLACEMENTS", "Placement"),
-    "normjax.decoder": ("Decoder", "DecoderConfig"),
+    "normjax.decoder": ("Decoder",),
+    "normjax.decoder_config": ("DecoderConfig",),
     "normjax.jacobians.closed_forms": (
         *("norm_jacobian", "norm_jvp", "norm_vjp", "null_directions", "placement_jacobian"),
     ),
