@@ -4,6 +4,7 @@ Commands:
   python -m benchmarks.spectra norms     # 2 min: secular equation beside a dense SVD, d = 4096
   python -m benchmarks.spectra top       # 15 min: top ten beside the full spectrum, T d = 8192
   python -m benchmarks.spectra large     # 1 min: the top value with its bound, T d = 262144
+  python -m benchmarks.spectra tokens    # 1 min: per-token Jacobians beside one jacfwd per token
   python -m benchmarks.spectra depth     # 5 min: product of 64 post-norm Jacobians, many digits
   python -m benchmarks.spectra small     # 1 min: all four at small sizes
 
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 
@@ -164,6 +166,38 @@ def large(tokens: int = 512, width: int = 512) -> None:
     )
 
 
+def tokens(length: int = 256, width: int = 128, sample: int = 8) -> None:
+    """Per-token Jacobians of all positions in closed form, beside one jacfwd per token."""
+    part, h = _block(length, width)
+    kept: dict[str, Any] = {}
+    with jax.enable_x64(True):
+        x = jnp.asarray(h)
+        one = jax.jit(lambda x, i: jax.jacfwd(lambda row: part(x.at[i].set(row))[i])(x[i]))
+        one(x, 0).block_until_ready()  # compiled once, the position is an argument
+        part.token_jacobians(h)
+
+        def autodiff() -> None:
+            picked = np.linspace(0, length - 1, sample).astype(int)
+            kept["jacfwd"] = picked, [np.asarray(one(x, int(i))) for i in picked]
+
+        def closed() -> None:
+            kept["closed"] = part.token_jacobians(h)
+
+        ways = {
+            f"jacfwd per token, {sample} of {length} tokens": (autodiff, 1),
+            f"closed form, all {length} tokens": (closed, 2),
+        }
+        times = alternate(ways, 3)
+    print(f"per-token Jacobians, pre-norm block, T = {length}, d = {width}, float64")
+    table(times, next(iter(ways)))
+    for name, part_of in (("wall", 0), ("processor", 1)):
+        each = [statistics.median(t[part_of] for t in times[name]) for name in ways]
+        print(f"  ratio for all tokens, {name}: {each[0] * length / sample / each[1]:.0f}")
+    picked, referee = kept["jacfwd"]
+    error = max(np.abs(kept["closed"][i] - r).max() for i, r in zip(picked, referee, strict=True))
+    print(f"  largest difference over the largest entry: {error / np.abs(referee).max():.1e}")
+
+
 def depth(d: int = 128, depth: int = 64) -> None:
     """Log singular values of a post-norm product against many digits."""
     try:
@@ -213,16 +247,20 @@ def _flint_digits(flint, factors):
 
 
 def small() -> None:
-    """Run all four at sizes that take a minute."""
+    """Run all five at sizes that take a minute."""
     norms(512)
     top(16, 32, k=5)
     large(64, 64)
+    tokens(32, 32)
     depth(16)
 
 
 def main() -> None:
     """Run the measurement that the command line names."""
-    ways = {"norms": norms, "top": top, "large": large, "depth": depth, "small": small}
+    ways = {
+        "norms": norms, "top": top, "large": large, "tokens": tokens, "depth": depth,
+        "small": small,
+    }  # fmt: skip
     if len(sys.argv) != 2 or sys.argv[1] not in ways:
         sys.exit(f"usage: python -m benchmarks.spectra {'|'.join(ways)}")
     threads = os.environ.get("OMP_NUM_THREADS", "not set")

@@ -102,5 +102,34 @@ def survey_headline(workdir: Path) -> str:
     return "\n".join(textwrap.fill(tables.plain(text), width=98) for text in said)
 
 
+def write_stability(workdir: Path) -> Path:
+    """Write ``stability.csv``, figures and ``stability.html`` of a map of learning rates.
+
+    Raises:
+        UserError: if the workdir holds no usable plan.
+    """
+    from normjax.reporting import drawing, stability_data, stability_page
+
+    folder = Path(workdir)
+    stability = stability_data.load(folder)
+    found = stability_data.predictors(stability)
+    tables.write_text(folder / "stability.csv", stability_page.csv(stability))
+    source = str(stability.results.plan.get("command", ""))
+    with drawing.style():
+        made = stability_page.figures(stability, found)
+    drawn = [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
+    page = stability_page.render(stability, found, drawn)
+    return tables.write_text(folder / "stability.html", page)
+
+
+def stability_headline(workdir: Path) -> str:
+    """Return what a map of learning rates says as plain text for a terminal."""
+    from normjax.reporting import stability_data, stability_page
+
+    stability = stability_data.load(Path(workdir))
+    said = stability_page.findings(stability, stability_data.predictors(stability))
+    return "\n".join(textwrap.fill(tables.plain(text), width=98) for text in said)
+
+
 def _fingerprint(results: Results) -> str:
     return str(results.plan.get("corpus", {}).get("fingerprint", "unknown"))

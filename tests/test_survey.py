@@ -15,7 +15,7 @@ from normjax.jacobians.blocks import Parts
 from normjax.jacobians.views import token_jacobians
 from normjax.reporting import survey_data, survey_page
 from normjax.surveys.measured import measure
-from normjax.surveys.predicted import block_overlay, predicted_mean_squares, stack_overlay
+from normjax.surveys.predicted import overlay, predicted_mean_squares
 from normjax.surveys.survey import Condition, survey
 from normjax.trained import TrainedRun, run_folders
 
@@ -91,7 +91,7 @@ def test_theory_meets_a_wide_decoder_at_initialization():
     tokens = np.random.default_rng(1).integers(0, 50, (4, 8))
     found = measure(parts, tokens, (7,))
     sizes = found.mean_square[0, :, 0]
-    law = stack_overlay(parts, 7, sizes)
+    law = overlay(parts, range(1, 3), 7, sizes)
     values = found.log_deflated[:, 0]
     # 4 x 95 values: chance alone makes 1.36 / sqrt(380) = 0.07 of the distance at the 5 % level.
     assert law.distance(values) < 1.36 / np.sqrt(values.size)
@@ -99,7 +99,7 @@ def test_theory_meets_a_wide_decoder_at_initialization():
         assert law.distance(values + np.log(factor)) > 1.36 / np.sqrt(values.size)
     squares = [found.mean_square[k, :, 0].mean() for k in range(3)]
     np.testing.assert_allclose(predicted_mean_squares(parts, 7, sizes.mean()), squares, rtol=0.25)
-    block = block_overlay(parts, 1, 7, sizes)
+    block = overlay(parts, range(1, 2), 7, sizes)
     total = np.trapezoid(block.log_density, block.log_s)
     assert abs(total - 1) < 2e-3
     assert abs(np.trapezoid(np.exp(2 * block.log_s) * block.log_density, block.log_s) ** 0.5
@@ -109,13 +109,14 @@ def test_theory_meets_a_wide_decoder_at_initialization():
 def test_a_decoder_without_a_law_says_why():
     assert (
         "every singular value is 1"
-        in stack_overlay(made("skipinit", False), 5, np.ones(2)).assumption
+        in overlay(made("skipinit", False), range(1, 3), 5, np.ones(2)).assumption
     )
     hot = made("pre", False)
     with jax.enable_x64(True):
         hot.params["blocks"]["attention"]["branch"]["query"]["kernel"] *= 1e3
     assert (
-        "attention logits have a standard deviation" in stack_overlay(hot, 5, np.ones(2)).assumption
+        "attention logits have a standard deviation"
+        in overlay(hot, range(1, 3), 5, np.ones(2)).assumption
     )
 
 

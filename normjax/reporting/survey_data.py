@@ -62,7 +62,7 @@ class Point:
         else:
             logs = np.log(_positive(self.arrays["deflated"][int(part.split()[1]) - 1, :, -1]))
         own = self.arrays.get(f"scale/{part}")
-        if reference is None or own is None:
+        if reference is None or own is None or not len(own):
             return logs.ravel()
         return (logs - own[:, None] + reference).ravel()
 

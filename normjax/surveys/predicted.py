@@ -60,21 +60,15 @@ class Overlay:
         return float(max(np.max(up), np.max(down)))
 
 
-def block_overlay(
-    parts: Parts, block: int, position: int, mean_squares: Floats, density: bool = True
-) -> Overlay:
-    """Return the law of one block at a position, for streams of the given mean squares (B,)."""
-    return _overlay(parts, range(block, block + 1), position, mean_squares, density)
+def scales(parts: Parts, blocks: range, position: int, mean_squares: Floats) -> Floats:
+    """Return the log root mean square singular value for the stream of each token, (B,).
 
-
-def stack_overlay(
-    parts: Parts, position: int, mean_squares: Floats, density: bool = True
-) -> Overlay:
-    """Return the law of all blocks from the mean squares (B,) of the embedding.
-
-    Without ``density`` its edges and root mean square alone, which are found at once.
+    Empty where there is no law.
     """
-    return _overlay(parts, range(1, parts.config.depth + 1), position, mean_squares, density)
+    each = [_chain(parts, blocks, position, float(size))[0] for size in mean_squares]
+    if not each or any(p.law is None for own in each for p in own) or not each[0]:
+        return np.empty(0)
+    return np.array([_product(own).log_mean_square / 2 for own in each])
 
 
 def predicted_mean_squares(parts: Parts, position: int, mean_square: float) -> list[float]:
@@ -99,9 +93,18 @@ def _chain(
     return predictions, sizes
 
 
-def _overlay(
-    parts: Parts, blocks: range, position: int, mean_squares: Floats, density: bool
+def overlay(
+    parts: Parts, blocks: range, position: int, mean_squares: Floats, density: bool = True
 ) -> Overlay:
+    """Return the law of some blocks in a row at one position.
+
+    Args:
+      parts: the decoder.
+      blocks: numbers of the blocks, counted from 1, such as ``range(1, depth + 1)``.
+      position: of the token.
+      mean_squares: (B,) of the streams that enter the first of them.
+      density: whether the density is wanted; edges and root mean square alone are found at once.
+    """
     predictions = _chain(parts, blocks, position, float(np.mean(mean_squares)))[0]
     missing = [p.assumption for p in predictions if p.law is None]
     if missing or not predictions:
@@ -111,9 +114,8 @@ def _overlay(
     if low == high:
         return Overlay(f"no law: every singular value is {np.exp(high):g}")
     assumption = "; ".join(dict.fromkeys(p.assumption for p in predictions))
-    each = [_chain(parts, blocks, position, float(size))[0] for size in mean_squares]
-    scales = np.array([_product(own).log_mean_square / 2 for own in each])
-    made = Overlay(assumption, (low, high), law.log_mean_square / 2, scales)
+    own = scales(parts, blocks, position, mean_squares)
+    made = Overlay(assumption, (low, high), law.log_mean_square / 2, own)
     if not density:
         return made
     start = low if np.isfinite(low) else high - SPAN

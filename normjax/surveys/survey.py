@@ -20,7 +20,7 @@ from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.reporting import tables
 from normjax.surveys.measured import Measured, measure
-from normjax.surveys.predicted import Overlay, block_overlay, stack_overlay
+from normjax.surveys.predicted import Overlay, overlay, scales
 
 FORMAT = 1
 
@@ -90,17 +90,18 @@ def survey(
             continue
         entry["defects"] = found.defects
         kept = _arrays(found)
-        if condition.step == 0:
-            drawn = condition.main and condition.seed == record["first_seed"]
-            laws = _laws(parts, positions[-1], found, condition.main, drawn)
-            kept |= {f"scale/{name}": law.scales for name, law in laws.items() if len(law.scales)}
-            if condition.seed == record["first_seed"]:
-                entry["laws"] = {name: _law_record(law, found, name) for name, law in laws.items()}
-                for name, law in laws.items():
-                    kept |= {
-                        f"law/{name}/log_s": law.log_s,
-                        f"law/{name}/log_density": law.log_density,
-                    }
+        if condition.step == 0 and condition.seed == record["first_seed"]:
+            laws = _laws(parts, positions[-1], found, condition.main)
+            entry["laws"] = {name: _law_record(law, found, name) for name, law in laws.items()}
+            for name, law in laws.items():
+                kept |= {
+                    f"law/{name}/log_s": law.log_s, f"law/{name}/log_density": law.log_density,
+                    f"scale/{name}": law.scales,
+                }  # fmt: skip
+        elif condition.step == 0 and condition.main:
+            for name, blocks in _pieces(parts.config.depth, True).items():
+                sizes = found.mean_square[blocks[0] - 1, :, -1]
+                kept[f"scale/{name}"] = scales(parts, blocks, positions[-1], sizes)
         arrays |= {f"{number}/{name}": array for name, array in kept.items()}
         entries.append(entry)
         say(f"{condition.label}: {parts.config.depth} blocks measured")
@@ -117,16 +118,19 @@ def _arrays(found: Measured) -> dict[str, np.ndarray]:
     }
 
 
-def _laws(
-    parts: Parts, position: int, found: Measured, blocks: bool, density: bool
-) -> dict[str, Overlay]:
-    """Return the law of the stack and, where wanted, of the first, middle and last block."""
-    L = parts.config.depth
-    laws = {"stack": stack_overlay(parts, position, found.mean_square[0, :, -1], density)}
-    for block in sorted({1, (L + 1) // 2, L}) if blocks else ():
-        sizes = found.mean_square[block - 1, :, -1]
-        laws[f"block {block}"] = block_overlay(parts, block, position, sizes, density)
-    return laws
+def _pieces(depth: int, whole: bool) -> dict[str, range]:
+    """Return the stack and, where wanted, the first, middle and last block, as ranges of blocks."""
+    pieces = {"stack": range(1, depth + 1)}
+    if whole:
+        pieces |= {f"block {b}": range(b, b + 1) for b in sorted({1, (depth + 1) // 2, depth})}
+    return pieces
+
+
+def _laws(parts: Parts, position: int, found: Measured, main: bool) -> dict[str, Overlay]:
+    return {
+        name: overlay(parts, blocks, position, found.mean_square[blocks[0] - 1, :, -1], main)
+        for name, blocks in _pieces(parts.config.depth, main).items()
+    }
 
 
 def _law_record(law: Overlay, found: Measured, name: str) -> dict[str, Any]:

@@ -1,0 +1,191 @@
+"""The map of learning rates: outcomes, sensitivity, early predictors, the page, the command."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from experiments import stability as experiment
+from normjax import configs
+from normjax.errors import UserError
+from normjax.experiment import Options
+from normjax.reporting import stability_data, stability_page
+from normjax.reporting.results import Results
+from normjax.reporting.stability_data import (
+    DIVERGES,
+    IS_STUCK,
+    OPEN,
+    TRAINS,
+    Place,
+    Stability,
+    Trial,
+    predictors,
+)
+
+RATES = (1e-3, 1e-2, 1e-1)
+PLAN = {"corpus": {"unigram_loss": 3.0}, "config": {"train": {"steps": 100}}, "title": "t",
+        "question": "q", "hypothesis": "h", "command": "c"}  # fmt: skip
+
+
+def trial(series, depth, warmup, rate, seed, loss, folder="none", start=4.0):
+    outcome = TRAINS if loss is not None and loss < 2.95 else IS_STUCK
+    outcome = DIVERGES if loss == math.inf else OPEN if loss is None else outcome
+    place = Place(series, depth, warmup)
+    return Trial(place, rate, seed, outcome, loss, start, Path(folder))
+
+
+def grid(trials, plan=PLAN):
+    return Stability(Results(Path("."), plan, (), ()), tuple(trials), {})
+
+
+def test_sensitivity_is_the_mean_loss_above_the_best_rate_of_a_seed():
+    losses = {0: (2.5, 2.0, math.inf), 1: (2.4, 2.1, 4.5)}
+    made = grid(
+        trial("pre", 2, 0, rate, seed, loss)
+        for seed, own in losses.items()
+        for rate, loss in zip(RATES, own, strict=True)
+    )
+    # A diverged run, and one worse than the start, count as the start, 4.0.
+    by_hand = [(0.5 + 0.0 + 2.0) / 3, (0.3 + 0.0 + 1.9) / 3]
+    found = made.sensitivity(Place("pre", 2, 0))
+    assert found.n == 2
+    assert abs(found.mean - np.mean(by_hand)) < 4e-16 * 8
+    without = grid(t for t in made.trials if t.seed == 0 and t.rate < 0.1)
+    assert without.sensitivity(Place("pre", 2, 0)).mean == pytest.approx(0.25, rel=1e-15)
+
+
+def test_best_rate_working_range_and_counts():
+    made = grid(
+        [
+            trial("pre", 2, 0, 1e-3, 0, 2.09), trial("pre", 2, 0, 1e-2, 0, 2.0),
+            trial("pre", 2, 0, 1e-1, 0, 2.05), trial("pre", 2, 0, 1e-1, 1, math.inf),
+        ]
+    )  # fmt: skip
+    place = Place("pre", 2, 0)
+    assert made.best(place).rate == 1e-2
+    assert made.working_range(place) == pytest.approx(1.0)  # 0.1 has a diverged run
+    cell = made.cell(place, 1e-1)
+    assert (cell.count(DIVERGES), cell.count(TRAINS), cell.trains) == (1, 1, False)
+    assert cell.loss.mean == 2.05
+    gone = grid([trial("post", 2, 0, 1e-3, 0, math.inf)])
+    assert gone.best(Place("post", 2, 0)) is None
+    assert gone.working_range(Place("post", 2, 0)) is None
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """Runs whose signal at step 0 orders their losses, and one that is noise."""
+    rng = np.random.default_rng(3)
+    trials = []
+    for i in range(24):
+        folder = tmp_path / f"run{i}"
+        folder.mkdir()
+        loss = 2.0 + 0.02 * i if i < 22 else math.inf
+        rows = [
+            {"step": 0, "values": {"residual/rms_after": [[1.0, 2.0], [1.0, 3.0 + i]],
+                                   "loss/value": float(rng.normal())}},
+            {"step": 1, "values": {"loss/value": 5.0 - 0.1 * i}},
+            {"step": 50, "values": {"loss/value": 1.0 * i}},
+        ]  # fmt: skip
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "signals.jsonl").write_text(lines)
+        trials.append(trial("pre", 2 + i % 2, 0, RATES[i % 3], i // 3, loss, folder))
+    return grid(trials)
+
+
+def test_early_signals_are_ranked_by_what_they_say_of_the_end(planted):
+    found = {(p.name, p.when): p for p in predictors(planted)}
+    best = found["residual/rms_after, largest", "at initialization"]
+    # The last two diverged: their order among themselves is no information.
+    assert best.value == pytest.approx(
+        spearmanr(range(24), [*range(22), 22.5, 22.5]).statistic, abs=1e-12
+    )
+    assert best.low > 0.95 and best.within > 0.95 and best.runs == 24
+    later = found["loss/value", "in the first 1 % of steps"]
+    assert later.value == pytest.approx(-best.value, abs=1e-12)
+    assert abs(found["loss/value", "at initialization"].value) < 0.6
+    assert ("learning rate", "set by the grid") in found
+    assert not any(name == "loss/value" and "50" in when for name, when in found)
+    ratio = found["residual/rms_after, last over first layer", "at initialization"]
+    assert ratio.value == pytest.approx(best.value)
+
+
+def test_answers_say_what_the_numbers_say(planted):
+    losses = {
+        "pre": (2.0, 2.1),
+        "none": (2.2, 2.9),
+        "no-residual": (2.6, math.inf),
+        "post": (2.0, 2.4),
+    }
+    made = grid(
+        trial(series, depth, warmup, rate, seed, loss + (0.5 if rate != 1e-2 else 0.0))
+        for series, own in losses.items()
+        for depth, loss in zip((2, 8), own, strict=True)
+        for warmup in (0, 50)
+        for rate in RATES
+        for seed in (0, 1)
+    )
+    text = " ".join(stability_page.findings(made, predictors(planted)))
+    assert "2 blocks +0.60 and +0.20" in text and "8 blocks no rate works and +0.80" in text
+    assert "The residual path matters more at every depth here." in text
+    assert "2 blocks 6 of 6 (pre-norm 6) and 8 blocks 2 of 6 (pre-norm 6)" in text
+    assert "is not catastrophic in a shallow model" in text
+    assert "post-norm 0.0 / 0.0, best losses +0.30 apart" in text
+    assert "residual/rms_after, largest at initialization orders the outcomes best" in text
+    rows = stability_page.csv(made).splitlines()
+    assert len(rows) == 1 + 4 * 2 * 2 * 3
+    assert rows[0].split(",") == list(stability_page.COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stability")
+    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
+    config = small(folder)
+    outcome = experiment.run(config, "smoke", Options(folder / "work", "the command", live=False))
+    return folder, outcome
+
+
+def small(folder, **changes):
+    return configs.replace(experiment.get_config("smoke"), {
+        "data.corpus": str(folder / "text.txt"), "data.cache_dir": str(folder / "cache"),
+        "grid.learning_rates": (1e-3, 1e-2), "stability.warmups": (1,),
+    } | changes)  # fmt: skip
+
+
+def test_the_whole_experiment(workdir):
+    folder, outcome = workdir
+    work = folder / "work"
+    assert outcome.page == work / "stability.html" and outcome.code == 0
+    made = stability_data.load(work)
+    assert made.series == ["pre", "post"] and made.rates == [1e-3, 1e-2]
+    assert made.values("depth") == [1] and made.values("warmup") == [1]
+    assert {t.outcome for t in made.trials} <= {TRAINS, IS_STUCK} and len(made.trials) == 8
+    page = outcome.page.read_text()
+    for name in ("stability_map", "loss_by_rate", "rate_sensitivity", "early_predictors"):
+        assert f'id="{name}"' in page
+        for kind in ("png", "svg", "csv"):
+            assert (work / "figures" / f"{name}.{kind}").stat().st_size > 50
+    assert (work / "report.html").exists()
+    assert "post-norm" in outcome.text
+    rows = (work / "stability.csv").read_text().splitlines()
+    assert len(rows) == 1 + 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stability.placements": ("prre",)}, r"placements=prre: must be .*did you mean 'pre'"),
+        ({"stability.depths": (0,)}, r"depths=0: a depth must be at least 1"),
+        ({"stability.depths": ()}, r"depths=: must list at least one; pass .*depths=2"),
+        ({"stability.warmups": (9,)}, r"warmups=9: must be from 0 to train.steps=4"),
+        ({"grid.learning_rates": (1e-3,)}, r"learning_rates: the map needs at least two"),
+    ],
+)
+def test_mistakes_get_one_line(tmp_path, changes, words):
+    with pytest.raises(UserError, match=words):
+        experiment.run(small(tmp_path, **changes), "smoke", Options(tmp_path / "w", "c"))
+    assert not (tmp_path / "w").exists()
