@@ -246,6 +246,19 @@ def test_the_page_says_what_it_must(folder):
     assert "Something is wrong" not in text
 
 
+def test_a_failure_at_the_optimum_of_less_information_is_named(tmp_path):
+    # Copying without knowing the places: the multiset of earlier tokens, a sum over counts.
+    task = TaskCorpus("copy", 16).task
+    unordered, full, guess = (task.optimum(k) for k in ("unordered", "full", "nothing"))
+    assert unordered is not None and full is not None and guess is not None
+    over = {"no-positions": unordered - full + 0.002, "no-norm": guess - full + 0.001, "full": 0.2}
+    said = mechanisms_page.separated(mechanisms_data.load(made.workdir(tmp_path, {"copy": over})))
+    items = {text.split(" on ")[0]: text for group in said for text in group["items"]}
+    assert "the exact optimum of the information “unordered”" in items["no-positions"]
+    assert "nothing was learned" in items["no-norm"]
+    assert "That is" not in items["full"]
+
+
 def test_the_verdicts_can_be_told_without_colour(folder):
     page = (folder / "mechanisms.html").read_text()
     for sign, words in (

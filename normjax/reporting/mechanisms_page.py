@@ -312,8 +312,25 @@ def _argument(found: Mechanisms, task: TaskResult, entry: Entry) -> str:
     best = None if seen.best is None else seen.best - verdict.goal
     return (
         f"{head}: none of {len(verdict.counted)} runs; the best is {number(best)} above"
-        f" {number(verdict.goal)}.{_lost(entry)} {floor.reason}"
+        f" {number(verdict.goal)}.{_lost(entry)}{_level(found, task, entry)} {floor.reason}"
     )
+
+
+def _level(found: Mechanisms, task: TaskResult, entry: Entry) -> str:
+    """Say which information's exact optimum the best run ends at, if it is one above the goal."""
+    best, margin = entry.evidence.best, found.rule.margin
+    levels = [
+        (abs(best - value), name) for name, value in task.record["optimum"].items()
+        if best is not None and value is not None and value > entry.verdict.goal + margin
+    ]  # fmt: skip
+    off = min((off for off, _ in levels), default=margin)
+    if off >= margin:
+        return ""
+    names = [name for distance, name in levels if distance <= off + 1e-9]
+    value = number(task.record["optimum"][names[0]])
+    if "nothing" in names:
+        return f" That is {value}, what the best constant answer gives: nothing was learned."
+    return f" That is {value}, the exact optimum of the information “{names[0]}”."
 
 
 def _lost(entry: Entry) -> str:
