@@ -131,5 +131,35 @@ def stability_headline(workdir: Path) -> str:
     return "\n".join(textwrap.fill(tables.plain(text), width=98) for text in said)
 
 
+def write_mechanisms(workdir: Path) -> Path:
+    """Write ``mechanisms.csv``, ``figures/`` and ``mechanisms.html`` of the tasks' workdirs.
+
+    Raises:
+        UserError: if the workdir holds no usable plan.
+    """
+    from normjax.reporting import drawing, mechanisms_data, mechanisms_figures, mechanisms_page
+
+    folder = Path(workdir)
+    found = mechanisms_data.load(folder)
+    tables.write_text(folder / "mechanisms.csv", mechanisms_data.csv(found))
+    source = str(found.record.get("command", ""))
+    with drawing.style():
+        made = mechanisms_figures.all_figures(found)
+    drawn = [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
+    return tables.write_text(folder / "mechanisms.html", mechanisms_page.render(found, drawn))
+
+
+def mechanisms_headline(workdir: Path) -> tuple[str, bool]:
+    """Return the verdicts as plain text, and whether floors and evaluation agree."""
+    from normjax.reporting import mechanisms_data, mechanisms_page
+
+    found = mechanisms_data.load(Path(workdir))
+    alarms = mechanisms_page.alarms(found)
+    said = [*alarms, *mechanisms_page.warnings(found), *mechanisms_page.answer(found)]
+    words = [textwrap.fill(text, width=98) for text in said]
+    text = "\n".join([mechanisms_page.TITLE, "", mechanisms_page.headline(found), "", *words])
+    return tables.plain(text), not alarms
+
+
 def _fingerprint(results: Results) -> str:
     return str(results.plan.get("corpus", {}).get("fingerprint", "unknown"))

@@ -31,7 +31,7 @@ LAYERS = (
      "normjax.experiment"),
     ("normjax.report", "normjax.estimates", "normjax.trained", "normjax.surveys",
      "normjax.illustrations", "normjax.claims"),
-    ("normjax.cohort_run",),
+    ("normjax.cohort_run", "normjax.rescoring"),
     ("normjax.runner",),
     ("experiments",),
     ("launch",),
