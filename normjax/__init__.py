@@ -8,6 +8,7 @@
     parts = normjax.Parts(model, params)                   a decoder taken apart
     parts.block(2).token_jacobians(h), parts.stack(1, 4)   one block, or a run of them
     normjax.TrainedRun(folder).parts(step)                 the same of a trained run
+    normjax.tap("block 3", h), normjax.profile(loss, params, batch)    signals of any model
 
 The names below are loaded when they are first used.
 """
@@ -49,6 +50,10 @@ _NAMES = {
     "normjax.theory.random_matrices": ("GaussianBlock",),
     "normjax.theory.matrix_products": ("ProductLaw",),
     "normjax.trained": ("TrainedRun", "run_folders"),
+    "normjax.signals.any_model": ("tap", "profile"),
+    "normjax.signals.log": ("read_signals",),
+    "normjax.signals.definitions": ("SIGNALS",),
+    "normjax.signals.probe": ("Probe",),
     "normjax.errors": ("UserError",),
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}
