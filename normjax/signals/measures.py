@@ -27,7 +27,8 @@ def rms(x: Array, axis: Any = None) -> Array:
     """
     x = wide(x)
     largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True)
-    scale = jnp.where(largest > 0, largest, 1)  # NaN: divided by 1, it stays
+    # By 1 where the largest is NaN or infinite: so is the result, then.
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
     root = jnp.sqrt(jnp.mean(jnp.square(x / scale), axis=axis, keepdims=True)) * scale
     return jnp.squeeze(root, axis=axis)
 
