@@ -25,7 +25,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from normjax import configs, corpora, decoder, provenance, report, runner, train
+from normjax import configs, corpora, decoder_config, provenance, report, runner, train
 from normjax.configs import field
 from normjax.corpora import AnyCorpus, DataConfig
 from normjax.decoder import Decoder, DecoderConfig
@@ -143,7 +143,7 @@ def check(config: Config) -> None:
         raise UserError(f"config.train.steps={config.train.steps}: must be at least 0")
     if config.train.steps:
         train.check(config.train)
-    decoder.check(config.model)
+    decoder_config.check(config.model)
 
 
 def _plan(config: Config, names: tuple[str, ...], folders: list[Path]) -> str:

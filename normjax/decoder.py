@@ -1,19 +1,17 @@
-"""The decoder: attention, MLP, block, stack; every part can be replaced or removed by its config.
+"""The decoder: sub-layer, block, stack; every part can be replaced or removed by its config.
 
 The rest of the program sees two functions: ``init(key) -> params`` and
-``apply(params, tokens) -> logits``; no Flax type leaves this file and norms.py. Parameters of the
-blocks are stacked along a leading axis of length depth, whether the blocks are scanned or unrolled,
-so both read the same checkpoint.
+``apply(params, tokens) -> logits``; no Flax type leaves the files of the model (this one,
+attention.py, mlp.py, layers.py and norms.py). Parameters of the blocks are stacked along a leading
+axis of length depth, whether the blocks are scanned or unrolled, so both read the same checkpoint.
 
-Shapes: B sequences, T positions, D width, H heads, K key/value heads, G = H / K query heads that
-share one of them, C head width, F MLP width, V vocabulary, L blocks.
+Shapes: B sequences, T positions, D width, V vocabulary, L blocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -22,246 +20,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax import placements
-from normjax.configs import field
-from normjax.errors import UserError, check_choice
-from normjax.initializers import INITIALIZERS, Initialization
-from normjax.norms import NORMS, NormLayer
-from normjax.positions import rotary_angles, rotate
+from normjax.attention import Attention
+from normjax.decoder_config import DecoderConfig, check
+from normjax.errors import UserError
+from normjax.layers import Linear, norm_layer, softcap, wide
+from normjax.mlp import MLP
 
 Params = dict[str, Any]
 Layer = tuple[Params, tuple[Any, ...]]
 """Parameters of one block and its factors (a, b, c)."""
-
-ATTENTIONS = ("softmax", "none")
-POSITIONS = ("rotary", "learned", "none")
-MLPS: dict[str, tuple[Callable[[Array], Array], bool]] = {
-    # name: (nonlinearity, whether a second projection is multiplied by it)
-    "gelu": (partial(jax.nn.gelu, approximate=True), False),
-    "relu": (jax.nn.relu, False),
-    "swiglu": (jax.nn.silu, True),
-    "none": (lambda x: x, False),
-}
-FINAL_NORMS = ("auto", "on", "off")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig:
-    """What the decoder is. Every field is a flag: ``--config.model.depth=8``."""
-
-    depth: int = field(4, "number of blocks L; a block is attention and MLP")
-    width: int = field(128, "features D of the residual stream")
-    heads: int = field(4, "attention heads; must divide the width")
-    kv_heads: int = field(0, "heads of keys and values, shared by groups of queries; 0: as heads")
-    attention: str = field("softmax", "softmax or none")
-    mlp: str = field("gelu", "gelu, relu, swiglu or none")
-    mlp_width: int = field(0, "hidden width of the MLP; 0: 4 D, or 8/3 D rounded to 8 for swiglu")
-    positions: str = field("rotary", "rotary, learned or none")
-    norm: str = field("rmsnorm", f"one of {', '.join(NORMS)}")
-    norm_eps: float = field(1e-6, "eps of every norm, inside the root")
-    placement: str = field("pre", f"one of {', '.join(placements.PLACEMENTS)}")
-    residual: bool = field(True, "false: no residual path (a = 0), for any placement")
-    final_norm: str = field("auto", "norm before the output layer: on, off, or auto by placement")
-    qk_norm: bool = field(False, "normalize queries and keys per head")
-    attention_softcap: float = field(0.0, "cap c of attention logits, c tanh(x/c); 0: none")
-    output_softcap: float = field(0.0, "cap c of output logits, c tanh(x/c); 0: none")
-    bias: bool = field(False, "biases in the linear layers")
-    tied: bool = field(True, "the output layer is the transposed token embedding")
-    init: str = field("auto", f"auto (the placement's own, else gpt2), {', '.join(INITIALIZERS)}")
-    dtype: str = field("float32", "of the computation; logits and loss are float32 at least")
-    param_dtype: str = field("float32", "of the parameters")
-    scan_layers: bool = field(False, "scan the blocks: compile time independent of depth")
-    remat: bool = field(False, "recompute activations of a block in the backward pass")
-
-    @property
-    def head_width(self) -> int:
-        """Width C of one head."""
-        return self.width // self.heads
-
-    @property
-    def kv_head_count(self) -> int:
-        """Heads K of keys and values."""
-        return self.kv_heads or self.heads
-
-    @property
-    def hidden_width(self) -> int:
-        """Width F of the MLP's hidden layer."""
-        if self.mlp_width:
-            return self.mlp_width
-        gated = MLPS[self.mlp][1]
-        return max(8, round(self.width * 8 / 3 / 8) * 8) if gated else 4 * self.width
-
-    @property
-    def resolved_placement(self) -> placements.Placement:
-        """The row of the placement table, with a = 0 where the residual path is removed."""
-        return placements.resolve(self.placement, self.residual)
-
-    @property
-    def has_final_norm(self) -> bool:
-        """Whether the stream is normalized before the output layer."""
-        if self.final_norm == "auto":
-            return self.resolved_placement.final_norm
-        return self.final_norm == "on"
-
-    @property
-    def initialization(self) -> Initialization:
-        """The row of the initialization table."""
-        name = self.init if self.init != "auto" else self.resolved_placement.init or "gpt2"
-        return INITIALIZERS[name]
-
-
-def check(config: DecoderConfig, prefix: str = "config.model") -> None:
-    """Raise :class:`UserError` for a decoder that cannot be built, naming field, value and fix."""
-    c = config
-    for name, least in (
-        ("depth", 1),
-        ("width", 1),
-        ("heads", 1),
-        ("kv_heads", 0),
-        ("mlp_width", 0),
-    ):
-        if getattr(c, name) < least:
-            usual = getattr(DecoderConfig(), name)
-            raise UserError(
-                f"{prefix}.{name}={getattr(c, name)}: must be at least {least};"
-                f" pass --{prefix}.{name}={usual}"
-            )
-    choices = {
-        "attention": ATTENTIONS, "mlp": MLPS, "positions": POSITIONS, "norm": NORMS,
-        "placement": placements.PLACEMENTS, "final_norm": FINAL_NORMS,
-        "init": ("auto", *INITIALIZERS), "dtype": DTYPES, "param_dtype": DTYPES,
-    }  # fmt: skip
-    for name, allowed in choices.items():
-        check_choice(f"{prefix}.{name}", getattr(c, name), allowed)
-    if c.width % c.heads:
-        divisors = [h for h in range(1, c.width + 1) if c.width % h == 0]
-        nearest = min(divisors, key=lambda h: abs(h - c.heads))
-        raise UserError(
-            f"{prefix}.heads={c.heads}: must divide the width {c.width}; for example {nearest}"
-        )
-    if c.heads % c.kv_head_count:
-        divisors = [k for k in range(1, c.heads + 1) if c.heads % k == 0]
-        nearest = min(divisors, key=lambda k: abs(k - c.kv_heads))
-        raise UserError(
-            f"{prefix}.kv_heads={c.kv_heads}: must divide heads={c.heads}; for example {nearest}"
-        )
-    if c.positions == "rotary" and c.attention != "none" and c.head_width % 2:
-        raise UserError(
-            f"{prefix}.heads={c.heads}: rotary positions need an even head width, not"
-            f" {c.width}/{c.heads} = {c.head_width}; change heads, or use positions=learned"
-        )
-    for name in ("norm_eps", "attention_softcap", "output_softcap"):
-        value = getattr(c, name)
-        if not 0 <= value <= float(jnp.finfo(jnp.float32).max):
-            usual = getattr(DecoderConfig(), name)
-            raise UserError(
-                f"{prefix}.{name}={value}: must be finite and at least 0;"
-                f" pass --{prefix}.{name}={usual}"
-            )
-    for name in ("dtype", "param_dtype"):
-        if getattr(c, name) == "float64" and not jax.config.read("jax_enable_x64"):
-            raise UserError(
-                f"{prefix}.{name}=float64: needs 64-bit mode; set JAX_ENABLE_X64=1, or in Python"
-                " use `with jax.enable_x64(True)`"
-            )
-
-
-# --- layers -------------------------------------------------------------------------------------
-
-
-class Linear(nn.Module):
-    """y = x W (+ b), computed on (tokens, features): one plain matrix product on every backend."""
-
-    features: int
-    config: DecoderConfig
-    stddev: float
-    out_dtype: Any = None
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        c, shape = self.config, (x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.normal(self.stddev), shape, c.param_dtype)
-        y = jnp.matmul(
-            x.reshape(-1, x.shape[-1]), kernel.astype(x.dtype),
-            preferred_element_type=self.out_dtype or x.dtype,
-        )  # fmt: skip
-        if c.bias:
-            bias = self.param("bias", nn.initializers.zeros, (self.features,), c.param_dtype)
-            y = y + bias.astype(y.dtype)
-        return y.reshape(*x.shape[:-1], self.features)
-
-
-def softcap(x: Array, cap: float) -> Array:
-    """Return cap tanh(x / cap), or x where cap is 0 (Gemma 2 2024, arXiv 2408.00118, section 2)."""
-    return cap * jnp.tanh(x / cap) if cap else x
-
-
-class Attention(nn.Module):
-    """Causal softmax attention with grouped keys and values: softmax(q k^T / sqrt(C)) v W_o."""
-
-    config: DecoderConfig
-
-    @nn.compact
-    def __call__(self, x_BTD: Array) -> Array:
-        c = self.config
-        batch, length, width = x_BTD.shape
-        K, C, G = c.kv_head_count, c.head_width, c.heads // c.kv_head_count
-        std = partial(c.initialization.stddev, width)
-        gain = c.resolved_placement.branch_gain(c.depth)
-        q = Linear(K * G * C, c, std(K * G * C), name="query")(x_BTD)
-        k = Linear(K * C, c, std(K * C), name="key")(x_BTD)
-        v = Linear(K * C, c, gain * std(K * C), name="value")(x_BTD)
-        q = q.reshape(batch, length, K * G, C)
-        k = k.reshape(batch, length, K, C)
-        v = v.reshape(batch, length, K, C)
-        if c.qk_norm:
-            q, k = _norm_layer(c, "query_norm")(q), _norm_layer(c, "key_norm")(k)
-        if c.positions == "rotary":
-            angles = rotary_angles(length, C, dtype=_wide(q.dtype))
-            q, k = rotate(q, angles), rotate(k, angles)
-        # Laid out as plain batched products (B, K): twice as fast on a CPU as the einsum over the
-        # heads where they stand. The G queries of a group are rows of one product.
-        q_BKRC = _heads_first((q * C**-0.5).reshape(batch, length, K, G, C))
-        k_BKSC, v_BKSC = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-        logits = jnp.matmul(
-            q_BKRC, k_BKSC.transpose(0, 1, 3, 2), preferred_element_type=_wide(q.dtype)
-        )
-        logits = softcap(logits, c.attention_softcap)
-        causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
-        # The most negative finite number, not -inf: inf - inf in a derivative would be NaN.
-        logits = jnp.where(jnp.tile(causal, (G, 1)), logits, jnp.finfo(logits.dtype).min)
-        p_BKRS = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
-        o = (p_BKRS @ v_BKSC).reshape(batch, K, G, length, C)
-        o = o.transpose(0, 3, 1, 2, 4).reshape(batch, length, K * G * C)
-        out_std = gain * c.initialization.output_stddev(K * G * C, width, c.depth)
-        return Linear(width, c, out_std, name="output")(o)
-
-
-def _heads_first(q_BTKGC: Array) -> Array:
-    """Return (B, K, R, C) with the R = G T rows of a group's queries, query head by query head."""
-    batch, length, K, G, C = q_BTKGC.shape
-    return q_BTKGC.transpose(0, 2, 3, 1, 4).reshape(batch, K, G * length, C)
-
-
-class MLP(nn.Module):
-    """W_out act(W_in x), or W_out (act(W_gate x) * W_in x) for gated nonlinearities."""
-
-    config: DecoderConfig
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        c, width = self.config, x.shape[-1]
-        act, gated = MLPS[c.mlp]
-        gain = c.resolved_placement.branch_gain(c.depth)
-        std = gain * c.initialization.stddev(width, c.hidden_width)
-        hidden = Linear(c.hidden_width, c, std, name="in")(x)
-        if gated:
-            hidden = act(Linear(c.hidden_width, c, std, name="gate")(x)) * hidden
-        else:
-            hidden = act(hidden)
-        out_std = gain * c.initialization.output_stddev(c.hidden_width, width, c.depth)
-        return Linear(width, c, out_std, name="out")(hidden)
-
 
 SUBLAYERS: dict[str, Callable[..., nn.Module]] = {"attention": Attention, "mlp": MLP}
 
@@ -273,14 +40,6 @@ def sublayers(config: DecoderConfig) -> tuple[str, ...]:
     ('mlp',)
     """
     return tuple(name for name in SUBLAYERS if getattr(config, name) != "none")
-
-
-def _wide(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def _norm_layer(config: DecoderConfig, name: str) -> NormLayer:
-    return NormLayer(NORMS[config.norm], config.norm_eps, config.param_dtype, name=name)
 
 
 def _passed(x: Array) -> Array:
@@ -303,7 +62,7 @@ class SubLayer(nn.Module):
                 "branch_gain", lambda key: jnp.full(shape, start, self.config.param_dtype)
             )
         norms = {"read": place.read, "output": place.output, "stream": place.stream}
-        maps = {k: _norm_layer(self.config, k + "_norm") if on else _passed
+        maps = {k: norm_layer(self.config, k + "_norm") if on else _passed
                 for k, on in norms.items()}  # fmt: skip
         branch = SUBLAYERS[self.branch](self.config, name="branch")
         return placements.combine(h, branch, **maps, a=a, b=b, c=c)
@@ -348,18 +107,18 @@ class DecoderModule(nn.Module):
         if sublayers(c) and part == "all":
             h = self._blocks(h)
         if c.has_final_norm:
-            h = _norm_layer(c, "final_norm")(h)
+            h = norm_layer(c, "final_norm")(h)
         if c.tied:
             # Products of narrow numbers, summed and kept in float32 at least.
             flat = jnp.matmul(
                 h.reshape(-1, c.width), table_VD.astype(h.dtype).T,
-                preferred_element_type=_wide(h.dtype),
+                preferred_element_type=wide(h.dtype),
             )  # fmt: skip
             logits = flat.reshape(*h.shape[:-1], self.vocabulary)
         else:
             out_std = c.initialization.stddev(c.width, self.vocabulary)
-            logits = Linear(self.vocabulary, c, out_std, _wide(h.dtype), name="output")(h)
-        return softcap(logits.astype(_wide(logits.dtype)), c.output_softcap)
+            logits = Linear(self.vocabulary, c, out_std, wide(h.dtype), name="output")(h)
+        return softcap(logits.astype(wide(logits.dtype)), c.output_softcap)
 
     def _blocks(self, h: Array) -> Array:
         c = self.config
@@ -380,7 +139,7 @@ class DecoderModule(nn.Module):
 
 def _factors(config: DecoderConfig) -> list[Any]:
     """Return (a, b, c) of all blocks; see :func:`_per_block`."""
-    place, dtype = config.resolved_placement, _wide(config.dtype)
+    place, dtype = config.resolved_placement, wide(config.dtype)
     schedules = (place.residual, place.branch, place.scale)
     return [_per_block(schedule, config.depth, dtype) for schedule in schedules]
 
@@ -474,7 +233,7 @@ class Decoder:
         params, (a, b, c) = layer[0][sublayer], layer[1]
         place = self.config.resolved_placement
         norms = {"read": place.read, "output": place.output, "stream": place.stream}
-        maps = {k: _applied(_norm_layer(self.config, k), params.get(k + "_norm", {})) if on
+        maps = {k: _applied(norm_layer(self.config, k), params.get(k + "_norm", {})) if on
                 else _passed for k, on in norms.items()}  # fmt: skip
         branch = _applied(SUBLAYERS[sublayer](self.config), params["branch"])
         return {"branch": branch, **maps, "a": a, "b": params.get("branch_gain", b), "c": c}

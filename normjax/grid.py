@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normjax import configs, corpora, decoder, train
+from normjax import configs, corpora, decoder_config, train
 from normjax.configs import field
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError, suggest
@@ -160,7 +160,7 @@ def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None
             raise UserError(f"config.grid.{name}={listed}: lists a value twice; list each once")
     for cell in cells:
         changed = configs.replace(config, cell.changes)
-        decoder.check(changed.model)
+        decoder_config.check(changed.model)
         train.check(changed.train, devices if changed.train.parallel == "data" else 1)
 
 

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax.decoder import MLP, MLPS, Attention, Decoder, DecoderConfig
+from normjax.attention import Attention
+from normjax.decoder import Decoder, DecoderConfig
+from normjax.decoder_config import MLPS
 from normjax.errors import UserError
 from normjax.jacobians import views
 from normjax.jacobians.blocks import Parts
@@ -20,6 +22,7 @@ from normjax.jacobians.branch_jacobians import (
     softmax_jacobian,
 )
 from normjax.jacobians.verification import SCALES, verify
+from normjax.mlp import MLP
 from normjax.placements import PLACEMENTS
 
 WIDTH, LENGTH, DEPTH, VOCABULARY = 8, 4, 3, 11

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax import decoder
+from normjax import attention
 from normjax.decoder import Decoder, DecoderConfig, check, sublayers
 from normjax.errors import UserError
 from normjax.placements import PLACEMENTS
@@ -329,9 +329,9 @@ def test_rotary_depends_on_the_distance_only(monkeypatch):
     model = make(positions="rotary", depth=1)
     params = random_params(model)
     here = jax.jit(lambda p: model.apply(p, TOKENS))(params)
-    angles = decoder.rotary_angles
+    angles = attention.rotary_angles
     shifted = lambda t, c, **rest: angles(1000 + t, c, **rest)[1000:]  # noqa: E731
-    monkeypatch.setattr(decoder, "rotary_angles", shifted)
+    monkeypatch.setattr(attention, "rotary_angles", shifted)
     there = jax.jit(lambda p: model.apply(p, TOKENS))(params)
     # Angles near 1000 are known to 6e-5 only.
     chex.assert_trees_all_close(there, here, rtol=0, atol=2e-4 * float(jnp.max(jnp.abs(here))))

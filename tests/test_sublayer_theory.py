@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from normjax.decoder import MLPS, SUBLAYERS, Decoder, DecoderConfig, SubLayer
+from normjax.decoder import SUBLAYERS, Decoder, DecoderConfig, SubLayer
+from normjax.decoder_config import MLPS
 from normjax.errors import UserError
 from normjax.norms import NORMS
 from normjax.theory.layer_scale import ACTIVATIONS, attention_branch, gauss_hermite, mlp_branch

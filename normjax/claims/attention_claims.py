@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from normjax.attention import Attention
 from normjax.claims.claim import Check, Claim, Tolerance, digits, rounding
 from normjax.claims.setting import Point, decoder_parts, stream
-from normjax.decoder import Attention
 from normjax.norm_derivatives import Floats
 from normjax.positions import rotary_angles, rotate
 

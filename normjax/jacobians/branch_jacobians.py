@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from normjax.decoder import MLPS, DecoderConfig
+from normjax.decoder_config import MLPS, DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.closed_forms import as_float64, norm_jacobian
 from normjax.norm_derivatives import Floats

@@ -1,0 +1,150 @@
+"""What a decoder is: its configuration, the tables of choices, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from normjax import placements
+from normjax.configs import field
+from normjax.errors import UserError, check_choice
+from normjax.initializers import INITIALIZERS, Initialization
+from normjax.norms import NORMS
+
+ATTENTIONS = ("softmax", "none")
+POSITIONS = ("rotary", "learned", "none")
+MLPS: dict[str, tuple[Callable[[Array], Array], bool]] = {
+    # name: (nonlinearity, whether a second projection is multiplied by it)
+    "gelu": (partial(jax.nn.gelu, approximate=True), False),
+    "relu": (jax.nn.relu, False),
+    "swiglu": (jax.nn.silu, True),
+    "none": (lambda x: x, False),
+}
+FINAL_NORMS = ("auto", "on", "off")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """What the decoder is. Every field is a flag: ``--config.model.depth=8``."""
+
+    depth: int = field(4, "number of blocks L; a block is attention and MLP")
+    width: int = field(128, "features D of the residual stream")
+    heads: int = field(4, "attention heads; must divide the width")
+    kv_heads: int = field(0, "heads of keys and values, shared by groups of queries; 0: as heads")
+    attention: str = field("softmax", "softmax or none")
+    mlp: str = field("gelu", "gelu, relu, swiglu or none")
+    mlp_width: int = field(0, "hidden width of the MLP; 0: 4 D, or 8/3 D rounded to 8 for swiglu")
+    positions: str = field("rotary", "rotary, learned or none")
+    norm: str = field("rmsnorm", f"one of {', '.join(NORMS)}")
+    norm_eps: float = field(1e-6, "eps of every norm, inside the root")
+    placement: str = field("pre", f"one of {', '.join(placements.PLACEMENTS)}")
+    residual: bool = field(True, "false: no residual path (a = 0), for any placement")
+    final_norm: str = field("auto", "norm before the output layer: on, off, or auto by placement")
+    qk_norm: bool = field(False, "normalize queries and keys per head")
+    attention_softcap: float = field(0.0, "cap c of attention logits, c tanh(x/c); 0: none")
+    output_softcap: float = field(0.0, "cap c of output logits, c tanh(x/c); 0: none")
+    bias: bool = field(False, "biases in the linear layers")
+    tied: bool = field(True, "the output layer is the transposed token embedding")
+    init: str = field("auto", f"auto (the placement's own, else gpt2), {', '.join(INITIALIZERS)}")
+    dtype: str = field("float32", "of the computation; logits and loss are float32 at least")
+    param_dtype: str = field("float32", "of the parameters")
+    scan_layers: bool = field(False, "scan the blocks: compile time independent of depth")
+    remat: bool = field(False, "recompute activations of a block in the backward pass")
+
+    @property
+    def head_width(self) -> int:
+        """Width C of one head."""
+        return self.width // self.heads
+
+    @property
+    def kv_head_count(self) -> int:
+        """Heads K of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def hidden_width(self) -> int:
+        """Width F of the MLP's hidden layer."""
+        if self.mlp_width:
+            return self.mlp_width
+        gated = MLPS[self.mlp][1]
+        return max(8, round(self.width * 8 / 3 / 8) * 8) if gated else 4 * self.width
+
+    @property
+    def resolved_placement(self) -> placements.Placement:
+        """The row of the placement table, with a = 0 where the residual path is removed."""
+        return placements.resolve(self.placement, self.residual)
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether the stream is normalized before the output layer."""
+        if self.final_norm == "auto":
+            return self.resolved_placement.final_norm
+        return self.final_norm == "on"
+
+    @property
+    def initialization(self) -> Initialization:
+        """The row of the initialization table."""
+        name = self.init if self.init != "auto" else self.resolved_placement.init or "gpt2"
+        return INITIALIZERS[name]
+
+
+def check(config: DecoderConfig, prefix: str = "config.model") -> None:
+    """Raise :class:`UserError` for a decoder that cannot be built, naming field, value and fix."""
+    c = config
+    for name, least in (
+        ("depth", 1),
+        ("width", 1),
+        ("heads", 1),
+        ("kv_heads", 0),
+        ("mlp_width", 0),
+    ):
+        if getattr(c, name) < least:
+            usual = getattr(DecoderConfig(), name)
+            raise UserError(
+                f"{prefix}.{name}={getattr(c, name)}: must be at least {least};"
+                f" pass --{prefix}.{name}={usual}"
+            )
+    choices = {
+        "attention": ATTENTIONS, "mlp": MLPS, "positions": POSITIONS, "norm": NORMS,
+        "placement": placements.PLACEMENTS, "final_norm": FINAL_NORMS,
+        "init": ("auto", *INITIALIZERS), "dtype": DTYPES, "param_dtype": DTYPES,
+    }  # fmt: skip
+    for name, allowed in choices.items():
+        check_choice(f"{prefix}.{name}", getattr(c, name), allowed)
+    if c.width % c.heads:
+        divisors = [h for h in range(1, c.width + 1) if c.width % h == 0]
+        nearest = min(divisors, key=lambda h: abs(h - c.heads))
+        raise UserError(
+            f"{prefix}.heads={c.heads}: must divide the width {c.width}; for example {nearest}"
+        )
+    if c.heads % c.kv_head_count:
+        divisors = [k for k in range(1, c.heads + 1) if c.heads % k == 0]
+        nearest = min(divisors, key=lambda k: abs(k - c.kv_heads))
+        raise UserError(
+            f"{prefix}.kv_heads={c.kv_heads}: must divide heads={c.heads}; for example {nearest}"
+        )
+    if c.positions == "rotary" and c.attention != "none" and c.head_width % 2:
+        raise UserError(
+            f"{prefix}.heads={c.heads}: rotary positions need an even head width, not"
+            f" {c.width}/{c.heads} = {c.head_width}; change heads, or use positions=learned"
+        )
+    for name in ("norm_eps", "attention_softcap", "output_softcap"):
+        value = getattr(c, name)
+        if not 0 <= value <= float(jnp.finfo(jnp.float32).max):
+            usual = getattr(DecoderConfig(), name)
+            raise UserError(
+                f"{prefix}.{name}={value}: must be finite and at least 0;"
+                f" pass --{prefix}.{name}={usual}"
+            )
+    for name in ("dtype", "param_dtype"):
+        if getattr(c, name) == "float64" and not jax.config.read("jax_enable_x64"):
+            raise UserError(
+                f"{prefix}.{name}=float64: needs 64-bit mode; set JAX_ENABLE_X64=1, or in Python"
+                " use `with jax.enable_x64(True)`"
+            )
