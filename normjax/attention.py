@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.decoder_config import DecoderConfig
-from normjax.layers import Linear, norm_layer, softcap, wide
+from normjax.layers import Linear, norm_layer, softcap, tapped, wide
 from normjax.positions import rotary_angles, rotate
 
 
@@ -48,11 +48,11 @@ class Attention(nn.Module):
         logits = jnp.matmul(
             q_BKRC, k_BKSC.transpose(0, 1, 3, 2), preferred_element_type=wide(q.dtype)
         )
-        logits = softcap(logits, c.attention_softcap)
+        logits = tapped(self, "logits", softcap(logits, c.attention_softcap))
         causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
         # The most negative finite number, not -inf: inf - inf in a derivative would be NaN.
         logits = jnp.where(jnp.tile(causal, (G, 1)), logits, jnp.finfo(logits.dtype).min)
-        p_BKRS = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
+        p_BKRS = tapped(self, "probabilities", jax.nn.softmax(logits, axis=-1)).astype(v.dtype)
         o = (p_BKRS @ v_BKSC).reshape(batch, K, G, length, C)
         o = o.transpose(0, 3, 1, 2, 4).reshape(batch, length, K * G * C)
         out_std = gain * c.initialization.output_stddev(K * G * C, width, c.depth)

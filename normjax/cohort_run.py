@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from normjax.corpora import AnyCorpus
 from normjax.errors import UserError
 from normjax.grid import CohortPlan
 from normjax.progress import Progress, TimeLeft
+from normjax.signals import log, sampling
+from normjax.signals.probe import Probe
 from normjax.stopping import StopRequest
 
 CHUNK_SECONDS = 1.5  # how long the host may be away from signals and the display
@@ -63,6 +66,7 @@ class CohortRun:
         self._unit_schedule = optimizer.unit_schedule(
             self._train.steps, self._train.warmup_steps, self._train.final_fraction
         )
+        self._sampled = sampling.sampled_steps(self._train)
         self._seconds = 0.0
         self._compile_s = 0.0
         self._per_step: float | None = None
@@ -101,6 +105,7 @@ class CohortRun:
         cohort.advance(self._batches(0, 0), 0)  # compiles
         self._between, self._final = self._window_sets()
         cohort.evaluate(self._final.windows, self._final.weights, 0)
+        self._measure = self._compiled_probe(cohort)
         self._compile_s = time.perf_counter() - started
         return cohort, step
 
@@ -178,6 +183,8 @@ class CohortRun:
         if step == 0:
             self._evaluate(cohort, 0)
         while step < t.steps and not stop and not self._all_diverged(cohort, step):
+            if step in self._sampled:
+                self._sample(step)
             count = self._chunk(step)
             started = time.perf_counter()
             cohort.advance(self._batches(step, count), count)
@@ -201,6 +208,24 @@ class CohortRun:
             checkpoints.close()
         return finished
 
+    def _compiled_probe(self, cohort: Cohort) -> Any:
+        """Return what measures all runs where they stand, compiled; None where nothing will."""
+        if not self._sampled:
+            return None
+        probe = Probe(self._model, self._train)
+        weights = self._corpus.target_weights(self._config.data.window)
+        measure = cohort.measurement(partial(probe.measure, weights=weights))
+        measure(self._batches(0, 1)[:, 0])
+        return measure
+
+    def _sample(self, step: int) -> None:
+        """Measure every run before its step, on the batch of that step."""
+        started = time.perf_counter()
+        values = self._measure(self._batches(step, 1)[:, 0])
+        for i, folder in enumerate(self._folders):
+            log.append_signals(folder, step, {name: value[i] for name, value in values.items()})
+        self._seconds += time.perf_counter() - started
+
     def _evaluates_at(self, step: int) -> bool:
         return step % self._train.evaluate_every == 0 or step == self._train.steps
 
@@ -214,6 +239,9 @@ class CohortRun:
         """Return how many steps to take before the host looks again."""
         t = self._train
         stops = [t.steps, (step // t.evaluate_every + 1) * t.evaluate_every]
+        sample = sampling.next_sampled(self._sampled, step)
+        if sample is not None:
+            stops.append(sample)
         if t.checkpoint_every:
             stops.append((step // t.checkpoint_every + 1) * t.checkpoint_every)
         fits = 5 if self._per_step is None else int(CHUNK_SECONDS / max(self._per_step, 1e-6))

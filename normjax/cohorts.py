@@ -158,6 +158,26 @@ class Cohort:
         """Return every member's mean loss over the first ``count`` batches of (N, B, T + 1)."""
         return self._members(self._evaluate(self.state.params, windows, weights, np.int32(count)))
 
+    def measurement(
+        self, function: Callable[[State, Hyper, Any], dict[str, Any]]
+    ) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+        """Return a program that applies a function to every member where the cohort stands.
+
+        Args:
+          function: ``(state, hyper, windows (B, T + 1)) -> {name: array}`` of one run.
+
+        Returns:
+          ``windows (members, B, T + 1) -> {name: (members, ...)}``. The state stays as it is; with
+          a batch split over devices every device computes all of it.
+        """
+        program = self._mapped(function, (0, 0, 0))
+
+        def measure(windows: np.ndarray) -> dict[str, np.ndarray]:
+            out = program(self.state, self._hyper, self._place(list(windows)))
+            return {name: self._members(value) for name, value in out.items()}
+
+        return measure
+
     def counters(self) -> dict[str, np.ndarray]:
         """Return the small parts of the state, one entry per member."""
         names = [name for name in State._fields if name not in ("params", "moments")]

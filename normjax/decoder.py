@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -23,7 +24,7 @@ from normjax import placements
 from normjax.attention import Attention
 from normjax.decoder_config import DecoderConfig, check
 from normjax.errors import UserError
-from normjax.layers import Linear, norm_layer, softcap, wide
+from normjax.layers import SHIFTS, SIGNALS, Linear, norm_layer, softcap, tapped, wide
 from normjax.mlp import MLP
 
 Params = dict[str, Any]
@@ -65,7 +66,11 @@ class SubLayer(nn.Module):
         maps = {k: norm_layer(self.config, k + "_norm") if on else _passed
                 for k, on in norms.items()}  # fmt: skip
         branch = SUBLAYERS[self.branch](self.config, name="branch")
-        return placements.combine(h, branch, **maps, a=a, b=b, c=c)
+        # Gradients are wanted on both sides of every norm; "sum" is the stream itself without P.
+        shifted = {"read": place.read, "sum": place.stream}
+        tap = lambda name, x: tapped(self, name, x, shifted.get(name, False))  # noqa: E731
+        h = tapped(self, "before", h, shifted=True)
+        return tapped(self, "after", placements.combine(h, branch, **maps, a=a, b=b, c=c, tap=tap))
 
 
 class Block(nn.Module):
@@ -107,7 +112,10 @@ class DecoderModule(nn.Module):
         if sublayers(c) and part == "all":
             h = self._blocks(h)
         if c.has_final_norm:
-            h = norm_layer(c, "final_norm")(h)
+            h = tapped(self, "last", h, shifted=True)
+            h = tapped(self, "final", norm_layer(c, "final_norm")(h), shifted=True)
+        else:
+            h = tapped(self, "last", h, shifted=True)
         if c.tied:
             # Products of narrow numbers, summed and kept in float32 at least.
             flat = jnp.matmul(
@@ -130,7 +138,7 @@ class DecoderModule(nn.Module):
             return module(carry, tuple(x if isinstance(x, float) else next(rest) for x in factors))
 
         scan = nn.scan(
-            body, variable_axes={"params": 0}, split_rngs={"params": True},
+            body, variable_axes={"params": 0, SIGNALS: 0, SHIFTS: 0}, split_rngs={"params": True},
             length=c.depth, unroll=1 if c.scan_layers else c.depth,
         )  # fmt: skip
         varying = tuple(x for x in factors if not isinstance(x, float))
@@ -187,7 +195,8 @@ class Decoder:
         rolled = dataclasses.replace(self.config, scan_layers=True, remat=False)
         module = DecoderModule(rolled, self.vocabulary, self.window)
         # One compiled program, so that a caller's jit gives the same bits.
-        variables: Any = jax.jit(module.init)(key, jnp.zeros((1, self.window), jnp.int32))
+        make = jax.jit(partial(module.init, mutable=("params",)))
+        variables: Any = make(key, jnp.zeros((1, self.window), jnp.int32))
         return variables["params"]
 
     def apply(self, params: Params, tokens: Array) -> Array:
@@ -199,6 +208,43 @@ class Decoder:
             )
         logits: Any = self._module.apply({"params": params}, tokens)
         return logits
+
+    def tapped(
+        self, params: Params, tokens: Array, shifts: Params | None = None
+    ) -> tuple[Array, Params]:
+        """Return logits (B, T, V) and what the taps saw on the way to them.
+
+        Args:
+          params: of the model.
+          tokens: (B, T).
+          shifts: None, or arrays like those of :meth:`zero_shifts`, which are added on the way: the
+            gradient with respect to one is that with respect to the array that it is added to.
+
+        Returns:
+          logits, and nested dicts of arrays: "last", the stream after block L (B, T, D); "final",
+          the final norm of it; "blocks", with a leading axis of length L: per sub-layer "before",
+          "read", "written", "sum", "after", and in "branch" what attention and MLP show.
+
+        >>> model = Decoder(DecoderConfig(depth=2, width=16, heads=2), vocabulary=11, window=8)
+        >>> params = model.init(jax.random.key(0))
+        >>> _, taps = model.tapped(params, jnp.zeros((3, 8), jnp.int32))
+        >>> taps["blocks"]["attention"]["read"].shape
+        (2, 3, 8, 16)
+        """
+        variables = {"params": params, **({SHIFTS: shifts} if shifts else {})}
+        logits, seen = self._module.apply(variables, tokens, mutable=(SIGNALS,))
+        # Each tap is passed once in a pass: the tuple that Flax collects in holds one array.
+        taps = jax.tree.map(lambda x: x[0], seen[SIGNALS], is_leaf=lambda x: isinstance(x, tuple))
+        return logits, taps
+
+    def zero_shifts(self, params: Params, tokens: Array) -> Params:
+        """Return zeros for :meth:`tapped`: "last", "final"; per sub-layer "before", "read", "sum".
+
+        "final" is there where there is a final norm, "read" and "sum" where N and P are norms.
+        """
+        make = lambda p, t: self._module.apply({"params": p}, t, mutable=(SHIFTS,))[1]  # noqa: E731
+        shapes: Any = jax.eval_shape(make, params, tokens)
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[SHIFTS])
 
     def embed(self, params: Params, tokens: Array) -> Array:
         """Return the stream (B, T, D) that block 1 reads."""

@@ -11,6 +11,9 @@ from jax import Array
 from normjax.decoder_config import DecoderConfig
 from normjax.norms import NORMS, NormLayer
 
+SIGNALS, SHIFTS = "signals", "shifts"
+"""Flax collections: arrays that are looked at, and zeros added to some of them."""
+
 
 class Linear(nn.Module):
     """y = x W (+ b), computed on (tokens, features): one plain matrix product on every backend."""
@@ -42,6 +45,18 @@ def softcap(x: Array, cap: float) -> Array:
 def wide(dtype: Any) -> Any:
     """Return the dtype, or float32 where it is narrower."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def tapped(module: nn.Module, name: str, x: Array, shifted: bool = False) -> Array:
+    """Show x to whoever collects signals; returns x, and adds nothing to a program without one.
+
+    ``shifted`` also adds the array of that name in the collection "shifts", where there is one: the
+    gradient with respect to it is that with respect to x.
+    """
+    if shifted:
+        x = module.perturb(name, x, collection=SHIFTS)
+    module.sow(SIGNALS, name, x)
+    return x
 
 
 def norm_layer(config: DecoderConfig, name: str) -> NormLayer:

@@ -6,7 +6,7 @@ import flax.linen as nn
 from jax import Array
 
 from normjax.decoder_config import MLPS, DecoderConfig
-from normjax.layers import Linear
+from normjax.layers import Linear, tapped
 
 
 class MLP(nn.Module):
@@ -26,4 +26,4 @@ class MLP(nn.Module):
         else:
             hidden = act(hidden)
         out_std = gain * c.initialization.output_stddev(c.hidden_width, width, c.depth)
-        return Linear(width, c, out_std, name="out")(hidden)
+        return Linear(width, c, out_std, name="out")(tapped(self, "hidden", hidden))

@@ -115,8 +115,15 @@ def resolve(name: str, residual: bool = True) -> Placement:
 
 
 Map = Callable[[Array], Array]
+Tap = Callable[..., Array]
+"""Sees a named array on its way and returns it: ``(name, x) -> x``."""
 Factor = Any
 """A Python float, a scalar array, or an array of shape (d,)."""
+
+
+def untapped(name: str, x: Array) -> Array:
+    """The tap that sees nothing: returns x."""
+    return x
 
 
 def combine(
@@ -129,6 +136,7 @@ def combine(
     a: Factor = 1.0,
     b: Factor = 1.0,
     c: Factor = 1.0,
+    tap: Tap = untapped,
 ) -> Array:
     """Return h' = P(a h + b Q(F(c N(h)))) with F = branch, N = read, Q = output, P = stream.
 
@@ -136,6 +144,7 @@ def combine(
       h: (..., d), the residual stream.
       branch, read, output, stream: functions (..., d) -> (..., d).
       a, b, c: Python floats, scalars, or (for b) an array of shape (d,).
+      tap: called with "read", c N(h); "written", b Q(F(c N(h))); "sum", what P reads.
 
     Returns:
       (..., d) in the dtype of h: factors are cast to it, so that a float32 constant does not widen
@@ -147,10 +156,10 @@ def combine(
     >>> combine(h, lambda x: 3 * x, read=same, output=same, stream=same, a=0.0)
     Array([3., 6.], dtype=float32)
     """
-    f = _times(b, output(branch(_times(c, read(h)))))
+    f = tap("written", _times(b, output(branch(tap("read", _times(c, read(h)))))))
     if isinstance(a, int | float) and a == 0:
-        return stream(f)
-    return stream(_times(a, h) + f)
+        return stream(tap("sum", f))
+    return stream(tap("sum", _times(a, h) + f))
 
 
 def _times(factor: Factor, x: Array) -> Array:

@@ -62,7 +62,14 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 def append_metrics(run_dir: Path, line: dict[str, Any]) -> None:
     """Append one JSON line to ``metrics.jsonl``, cutting off a torn line left by a kill."""
-    path = run_dir / "metrics.jsonl"
+    append_line(run_dir / "metrics.jsonl", line)
+
+
+def append_line(path: Path, line: dict[str, Any]) -> None:
+    """Append one JSON line to a file, cutting off a torn line left by a kill.
+
+    Non-finite floats become null.
+    """
     text = json.dumps(_strict(line), allow_nan=False) + "\n"
     with open(path, "a+b") as file:
         _cut_torn_line(file)
@@ -86,12 +93,16 @@ def _cut_torn_line(file: Any) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run in order of step; of a repeated step the last line counts.
+    """Return the metrics of a run in order of step; see :func:`read_lines`."""
+    return read_lines(run_dir / "metrics.jsonl")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file that have a step, in its order; of a repeated step the last.
 
     A resumed run repeats the steps since its checkpoint with the same numbers. Torn lines are
-    ignored; a folder without metrics gives an empty list.
+    ignored; a missing file gives an empty list.
     """
-    path = run_dir / "metrics.jsonl"
     if not path.exists():
         return []
     by_step: dict[int, dict[str, Any]] = {}

@@ -26,6 +26,7 @@ from normjax.errors import UserError, check_choice
 
 PARALLEL = ("runs", "data")
 LANES = ("auto", "vmap", "map")
+SIGNALS = ("off", "on")
 LARGEST = float(jnp.finfo(jnp.float32).max)
 INIT_PURPOSE = 0  # keys are fold_in(seed, purpose); further purposes get further numbers
 
@@ -63,6 +64,11 @@ class TrainConfig:
     lanes: str = field(
         "auto", "runs on one device: vmap (together), map (in turn), auto: map on CPU"
     )
+    signals: str = field("off", "on: measure inside the model at some steps, to signals.jsonl")
+    signal_points: int = field(
+        0, "steps to measure at, log-spaced; 0: as many as cost at most 3 % of the training"
+    )
+    signal_every: int = field(0, "also measure at every multiple of so many steps; 0: no")
 
 
 def check(config: TrainConfig, devices: int = 1, prefix: str = "config.train") -> None:
@@ -71,7 +77,7 @@ def check(config: TrainConfig, devices: int = 1, prefix: str = "config.train") -
     bounds = {
         "steps": 1, "batch_size": 1, "warmup_steps": 0, "patience": 1, "evaluate_every": 1,
         "evaluation_windows": 0, "final_windows": 0, "chunk_steps": 1, "checkpoint_every": 0,
-        "keep_checkpoints": 0,
+        "keep_checkpoints": 0, "signal_points": 0, "signal_every": 0,
     }  # fmt: skip
     for name, least in bounds.items():
         if getattr(c, name) < least:
@@ -91,6 +97,7 @@ def check(config: TrainConfig, devices: int = 1, prefix: str = "config.train") -
         raise UserError(f"{prefix}.warmup_steps={c.warmup_steps}: must not pass steps={c.steps}")
     check_choice(f"{prefix}.parallel", c.parallel, PARALLEL)
     check_choice(f"{prefix}.lanes", c.lanes, LANES)
+    check_choice(f"{prefix}.signals", c.signals, SIGNALS)
     if c.parallel == "data" and c.batch_size % devices:
         raise UserError(
             f"{prefix}.batch_size={c.batch_size}: must be a multiple of the {devices} devices"
@@ -175,17 +182,11 @@ def train_step(
     positions; without, the plain mean.
     """
     loss, gradients = jax.value_and_grad(
-        lambda params: _mean_loss(token_losses(model, params, windows), weights)
+        lambda params: mean_loss(token_losses(model, params, windows), weights)
     )(state.params)
     if axis_name is not None:
         loss, gradients = jax.lax.pmean((loss, gradients), axis_name)
-    # AdamW computes in float32 at least: in float16 its eps is zero and its squares vanish.
-    gradients, norm = optimizer.clip(_wide(gradients), config.clip)
-    updates, moments = _transformation(config, hyper).update(
-        gradients, state.moments, _wide(state.params)
-    )
-    schedule = optimizer.unit_schedule(config.steps, config.warmup_steps, config.final_fraction)
-    rate = hyper.learning_rate * schedule(state.step)
+    gradients, (updates, rate, moments, norm) = _planned(config, state, hyper, gradients)
     params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
 
     alive = state.diverged_at < 0
@@ -211,7 +212,40 @@ def train_step(
     )
 
 
-def _mean_loss(losses: Array, weights: np.ndarray | None) -> Array:
+class Plan(NamedTuple):
+    """What the optimizer would do at a step: p becomes p - rate * update.
+
+    Attributes:
+      updates: a tree like the parameters, float32 at least.
+      rate: the learning rate of the step.
+      moments: AdamW's averages after the step.
+      norm: the gradient's global norm before clipping.
+    """
+
+    updates: Any
+    rate: Array
+    moments: Any
+    norm: Array
+
+
+def plan_step(config: TrainConfig, state: State, hyper: Hyper, gradients: Params) -> Plan:
+    """Return what the optimizer would do with these gradients at the state's step."""
+    return _planned(config, state, hyper, gradients)[1]
+
+
+def _planned(
+    config: TrainConfig, state: State, hyper: Hyper, gradients: Params
+) -> tuple[Params, Plan]:
+    # AdamW computes in float32 at least: in float16 its eps is zero and its squares vanish.
+    gradients, norm = optimizer.clip(_wide(gradients), config.clip)
+    updates, moments = _transformation(config, hyper).update(
+        gradients, state.moments, _wide(state.params)
+    )
+    schedule = optimizer.unit_schedule(config.steps, config.warmup_steps, config.final_fraction)
+    return gradients, Plan(updates, hyper.learning_rate * schedule(state.step), moments, norm)
+
+
+def mean_loss(losses: Array, weights: np.ndarray | None) -> Array:
     """Return the mean of (B, T), with weights (T,) of the positions if there are any."""
     if weights is None:
         return jnp.mean(losses)

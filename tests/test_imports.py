@@ -26,7 +26,7 @@ LAYERS = (
     ("normjax.attention", "normjax.mlp"),
     ("normjax.decoder",),
     ("normjax.train", "normjax.jacobians", "normjax.theory"),
-    ("normjax.cohorts", "normjax.grid"),
+    ("normjax.cohorts", "normjax.grid", "normjax.signals"),
     ("normjax.checkpoints", "normjax.progress", "normjax.provenance", "normjax.reporting",
      "normjax.experiment"),
     ("normjax.report", "normjax.estimates", "normjax.trained", "normjax.surveys",
@@ -39,12 +39,19 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FOLDERS = (
     "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.tasks",
-    "normjax.theory", "normjax.predictions", "normjax.surveys", "normjax.illustrations",
-    "normjax.claims", "experiments",
+    "normjax.theory", "normjax.predictions", "normjax.signals", "normjax.surveys",
+    "normjax.illustrations", "normjax.claims", "experiments",
 )  # fmt: skip
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
-WITHOUT_JAX = ("normjax.runlog", "normjax.report", "normjax.reporting", "normjax.errors",
-               "normjax.predictions")  # fmt: skip
+WITHOUT_JAX = (
+    "normjax.runlog",
+    "normjax.signals.definitions",
+    "normjax.signals.log",
+    "normjax.report",
+    "normjax.reporting",
+    "normjax.errors",
+    "normjax.predictions",
+)
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")
 
 

@@ -152,7 +152,7 @@ def test_without_weights_the_program_is_that_of_the_plain_mean(monkeypatch):
     with_weights = program(None, np.array([1, 0] * 4, np.float32))
     without = program()
     assert without == program(None, None) != with_weights
-    monkeypatch.setattr(train, "_mean_loss", lambda losses, weights: jnp.mean(losses))
+    monkeypatch.setattr(train, "mean_loss", lambda losses, weights: jnp.mean(losses))
     assert program() == without
 
 

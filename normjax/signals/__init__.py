@@ -1,0 +1,1 @@
+"""What is measured inside a model across its layers while it trains."""
