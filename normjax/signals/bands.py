@@ -24,7 +24,7 @@ measured step from the end of the warm-up on. layers: the median of the other la
 """
 IN_WORDS = {
     "value": "", "start": " times its first value", "warm-up": " times its value after warm-up",
-    "layers": " times the median of the other places",
+    "layers": " times the median of the other layers",
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """What dense signals around a divergence say: which moved first, where, when, by which factor.
 
 A signal has moved once it is :data:`MOVED` times its baseline, or baseline over that, and stays so
-to the last finite value; the baseline is its own median over the first third of the measured steps,
-ten at most. All but the replay itself is here, without JAX: pages are made from these files.
+to the last finite value; the baseline is its own median over the first fifth of the steps before
+the bad one, ten at most. All but the replay itself is here, without JAX: pages are made from these
+files.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def moved(
     >>> s = Series("mlp/activation_rms", np.arange(6), values)
     >>> event = moved(s, 6, ("attention", "mlp"))[0]
     >>> event.step, event.layer, round(event.factor, 1)
-    (4, 1, 7.6)
+    (4, 1, 8.0)
     """
     signal = definitions.split(series.name)[0]
     if signal in _SIGNED + _OWN_ZERO:
@@ -137,7 +138,7 @@ def over_baseline(
     if schedule and definitions.split(series.name)[0] in _STEP_SIZES:
         rates = np.array([schedule.get(int(step), math.nan) for step in series.steps])
         values = values / np.where(rates > 0, rates, np.nan)[:, None]
-    count = max(1, min(BASELINE, int((series.steps < bad_step).sum()) // 3))
+    count = max(1, min(BASELINE, int((series.steps < bad_step).sum()) // 5))
     columns = []
     for column in values.T:
         early = column[np.isfinite(column)][:count]
@@ -146,11 +147,18 @@ def over_baseline(
     return np.stack(columns, axis=1)
 
 
+ECHOES = (
+    "read/rms", "attention/logit_std", "attention/entropy", "attention/saturated_share",
+    "gain/mean", "gain/min", "branch/stream_ratio", *_STEP_SIZES,
+)  # fmt: skip
+"""What moves because another signal does: told among the events, not drawn."""
+
+
 def leading(autopsy: Autopsy, count: int = 6) -> list[Event]:
-    """Return the first event of each signal that moved, first things first."""
+    """Return the first event of each signal that moved, first things first, without echoes."""
     first: dict[str, Event] = {}
     for event in autopsy.events:
-        if event.against == "baseline":
+        if event.against == "baseline" and definitions.split(event.signal)[0] not in ECHOES:
             first.setdefault(definitions.split(event.signal)[0], event)
     return list(first.values())[:count]
 
@@ -191,7 +199,11 @@ def _sentence(
     first = next((e for e in happened if e.against == "baseline" and e.step <= bad_step), None)
     out = next((e for e in happened if e.kind == DRIFT and e.against != "baseline"), None)
     if out is not None and out.step <= min(first.step if first else bad_step, bad_step):
-        text.append(f"Out of its band first: {verdict.what(out)}.")
+        at = verdict.where(out)
+        text.append(
+            f"First out of its band was the {verdict.title(out.signal)}"
+            + (f" in {at}" if at else "") + f", before step {out.step}: {verdict.beyond(out)}."
+        )  # fmt: skip
     if first is not None:
         at = verdict.where(first)
         text.append(

@@ -184,6 +184,14 @@ def where(event: Event) -> str:
     return ", ".join(parts)
 
 
+def beyond(event: Event) -> str:
+    """Return the value of an event and how far out of its band that is."""
+    value = "" if event.value is None else f"{event.value:.3g}"
+    factor = f"{times(event.factor)} times " if event.factor and event.factor > 1.05 else ""
+    side, limit = "below" if event.below else "above", f"{event.limit:g}"
+    return f"{value}, {factor}{side} {limit}{bands.IN_WORDS.get(event.against, '')}"
+
+
 def what(event: Event) -> str:
     """Return what happened as a clause."""
     at = where(event)
@@ -193,16 +201,14 @@ def what(event: Event) -> str:
         return f"at step {event.step} {event.reason}"
     if event.kind == NON_FINITE:
         return f"{head} {event.reason}{many}"
-    factor = f"{times(event.factor)} times " if event.factor and event.factor > 1.05 else ""
-    value = "" if event.value is None else f"{event.value:.3g}"
     if event.kind == SPIKE:
         count = f", {event.places} spikes in all" if event.places > 1 else ""
-        return f"{head} spiked to {value}, {factor}its running median{count}"
-    side = "below" if event.below else "above"
-    limit = f"{event.limit:g}{bands.IN_WORDS[event.against]}"
-    stay = {DRIFT: "and moved further away" if event.moving else "and stayed out"}
-    stay_text = stay.get(event.kind, f"until step {event.until}, and came back")
-    return f"{head} left its band: {value}, {factor}{side} {limit} {stay_text}{many}"
+        size = f"{event.value:.3g}, {times(event.factor or 1.0)} times its running median"
+        return f"{head} spiked to {size}{count}"
+    stay = f"until step {event.until}, and came back"
+    if event.kind == DRIFT:
+        stay = "and moved further away" if event.moving else "and stayed out"
+    return f"{head} left its band: {beyond(event)} {stay}{many}"
 
 
 def times(factor: float) -> str:
