@@ -17,6 +17,8 @@ from normjax import configs, corpora, decoder_config, train
 from normjax.configs import field
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError, suggest
+from normjax.signals import bands
+from normjax.signals.bands import VerdictConfig
 from normjax.train import Hyper, TrainConfig
 
 FORMAT = 1
@@ -50,6 +52,7 @@ class ExperimentConfig:
     data: corpora.DataConfig = corpora.DataConfig()
     train: TrainConfig = TrainConfig()
     grid: GridConfig = GridConfig()
+    verdict: VerdictConfig = VerdictConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +161,7 @@ def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None
         if len(set(getattr(g, name))) < len(getattr(g, name)):
             listed = ",".join(str(value) for value in getattr(g, name))
             raise UserError(f"config.grid.{name}={listed}: lists a value twice; list each once")
+    bands.check(config.verdict)
     for cell in cells:
         changed = configs.replace(config, cell.changes)
         decoder_config.check(changed.model)

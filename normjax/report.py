@@ -11,6 +11,7 @@ from normjax.reporting import (
     palette,
     prediction,
     prediction_words,
+    signal_data,
     tables,
     trends,
 )
@@ -19,7 +20,10 @@ from normjax.reporting.wording import DETAIL
 
 
 def write(workdir: Path) -> Path:
-    """Write ``results.csv``, ``summary.csv``, ``figures/`` and ``report.html`` into a workdir.
+    """Write tables, ``figures/`` and ``report.html`` into a workdir, a verdict into each run.
+
+    The tables are ``results.csv``, ``summary.csv`` and ``verdicts.csv``; a run's verdict is
+    ``verdict.json`` in its folder.
 
     Args:
         workdir: folder with ``grid.json`` and ``runs/``; runs may be missing or unfinished.
@@ -37,14 +41,16 @@ def write(workdir: Path) -> Path:
     folder = results.workdir
     tables.write_text(folder / "results.csv", tables.results_csv(results))
     tables.write_text(folder / "summary.csv", tables.summary_csv(results))
+    signals = signal_data.load(results)
+    signal_data.write(results, signals)
     looks = palette.looks(results.series, results.baseline)
     source = f"{results.plan.get('command', '')} (corpus {_fingerprint(results)})"
     judged = prediction.judge(results)
     drawn = [
         (figure, drawing.save(figure, folder / "figures", source))
-        for figure in figures.all_figures(results, looks, judged)
+        for figure in figures.all_figures(results, looks, judged, signals)
     ]
-    text = page.render(results, drawn, looks, judged)
+    text = page.render(results, drawn, looks, judged, signals)
     return tables.write_text(folder / "report.html", text)
 
 

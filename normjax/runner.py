@@ -18,7 +18,12 @@ from normjax.grid import Cell, CohortPlan, ExperimentConfig, Question
 from normjax.predictions import given, record
 from normjax.predictions.prediction import SERIES, Candidate
 from normjax.progress import Progress, TimeLeft
+from normjax.signals import postmortem
+from normjax.signals.autopsy import autopsy
 from normjax.stopping import StopRequest, stop_on_signals
+
+MOST_REPLAYED = 2000
+"""Diverged runs that take more steps to replay are left to a call of one's own."""
 
 
 def carry_out(
@@ -55,6 +60,7 @@ def carry_out(
             runlog.write_json(options.workdir / "grid.json", plan)
             with Progress([cohort.name for cohort in cohorts], options.live) as progress:
                 _train_all(cohorts, corpus, options, progress, stop)
+                _autopsies(cohorts, options, progress, stop)
             page = report.write(options.workdir)
         return Outcome(report.headline(options.workdir), page)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -136,3 +142,20 @@ def _train_all(
         finished = not stop and trainer.carry_on(stop)
         if not finished:
             raise Interrupted(f"stopped by {stop.signal}; go on with: {options.command}")
+
+
+def _autopsies(
+    cohorts: Sequence[CohortPlan], options: Options, progress: Progress, stop: StopRequest
+) -> None:
+    """Replay diverged runs that were not yet, where signals are measured."""
+    for run in (run for cohort in cohorts for run in cohort.runs):
+        folder = runlog.run_folder(options.workdir, run.id)
+        if run.config.train.signals == "off" or runlog.run_state(folder) != "diverged":
+            continue
+        if stop or runlog.read_object(folder / postmortem.FILE) is not None:
+            continue
+        try:
+            said = autopsy(folder, most_replayed=MOST_REPLAYED).sentence
+        except UserError as error:
+            said = f"no autopsy: {error}"
+        progress.say(f"{run.id}: {said}")

@@ -21,7 +21,7 @@ from normjax.checkpoints import Checkpoints
 from normjax.decoder import Decoder, DecoderConfig, Params
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
-from normjax.train import Hyper, TrainConfig
+from normjax.train import Hyper, State, TrainConfig
 
 
 class TrainedRun:
@@ -32,6 +32,8 @@ class TrainedRun:
       cell: the name of its variant.
       hyper: seed, learning rate, weight decay and initial scale.
       model: its decoder.
+      data: what it was trained on.
+      train_config: how it was trained.
       steps: 0 and the steps of its checkpoints, ascending.
     """
 
@@ -51,8 +53,8 @@ class TrainedRun:
             )
         try:
             self.cell, self.hyper = str(record["cell"]), Hyper(**record["hyper"])
-            self._data = configs.from_dict(corpora.DataConfig(), record["data"])
-            self._train = configs.from_dict(TrainConfig(), record["train"])
+            self.data = configs.from_dict(corpora.DataConfig(), record["data"])
+            self.train_config = configs.from_dict(TrainConfig(), record["train"])
             config = configs.from_dict(DecoderConfig(), record["model"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
@@ -65,17 +67,21 @@ class TrainedRun:
             raise UserError(f"run={folder}: has no checkpoint yet; let it train a while")
         self.steps: tuple[int, ...] = (0, *(step for step in saved if step > 0))
         vocabulary = self._checkpoints.shapes(saved[-1])["params.embedding"][0][0]
-        self.model = Decoder(config, vocabulary, self._data.window)
+        self.model = Decoder(config, vocabulary, self.data.window)
 
     def params(self, step: int) -> Params:
         """Return the parameters at one of ``steps``."""
+        return self.state(step).params
+
+    def state(self, step: int) -> State:
+        """Return the whole state of training at one of ``steps``: parameters, moments, counters."""
         if step not in self.steps:
             known = ", ".join(str(s) for s in self.steps)
             raise UserError(f"step={step}: must be one of {known}, the steps kept in {self.folder}")
         state = jax.eval_shape(lambda: self._initial())
         if step == 0:
-            return jax.jit(self._initial)().params
-        return self._checkpoints.restore(step, state).params
+            return jax.jit(self._initial)()
+        return self._checkpoints.restore(step, state)
 
     def parts(self, step: int) -> Parts:
         """Return the decoder's parts as functions, with the parameters at one of ``steps``."""
@@ -87,21 +93,26 @@ class TrainedRun:
         Raises:
           UserError: the text is gone, or another one now.
         """
-        return self._corpus.evaluation_set(self._data.window, count)[0]
+        return self.corpus.evaluation_set(self.data.window, count)[0]
 
     @cached_property
-    def _corpus(self) -> corpora.AnyCorpus:
-        corpus = corpora.load(self._data)
+    def corpus(self) -> corpora.AnyCorpus:
+        """The text that it was trained on.
+
+        Raises:
+          UserError: the text is gone, or another one now.
+        """
+        corpus = corpora.load(self.data)
         if corpus.fingerprint != self._fingerprint:
             raise UserError(
-                f"data.corpus={self._data.corpus}: has changed since {self.folder} was trained;"
+                f"data.corpus={self.data.corpus}: has changed since {self.folder} was trained;"
                 " bring the old text back, or pass tokens of your own"
             )
         return corpus
 
     def _initial(self) -> Any:
         hyper = Hyper(np.uint32(self.hyper.seed), *(np.float32(x) for x in self.hyper[1:]))
-        return train.init_state(self.model, self._train, hyper)
+        return train.init_state(self.model, self.train_config, hyper)
 
 
 def run_folders(path: str | Path) -> list[Path]:

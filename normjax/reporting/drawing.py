@@ -131,6 +131,26 @@ def canvas(height: float, width: float = WIDTH) -> Canvas:
     return Canvas(figsize=(width, height), layout="constrained")
 
 
+def fixed_canvas(
+    height: float, left: float, right: float, bottom: float, top: float, gaps: tuple[float, float]
+) -> Canvas:
+    """Return an empty figure with margins in inches, for panels of a known layout.
+
+    Solving the layout of dozens of panels takes seconds.
+
+    Args:
+        height: in inches.
+        left, right, bottom, top: margins in inches.
+        gaps: between columns and between rows, as parts of a panel.
+    """
+    made = Canvas(figsize=(WIDTH, height))
+    made.subplots_adjust(
+        left=left / WIDTH, right=1 - right / WIDTH, bottom=bottom / height, top=1 - top / height,
+        wspace=gaps[0], hspace=gaps[1],
+    )  # fmt: skip
+    return made
+
+
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move positions as little as possible so that neighbours are at least ``gap`` apart.
 
@@ -239,7 +259,9 @@ def log_axis(axes: Axes, name: str = "y", every: int = 0) -> None:
     axis.set_major_formatter(lambda value, _: power_of_ten(value))
 
 
-def legend(figure: Canvas, looks: Iterable[tuple[str, Look]], columns: int) -> None:
+def legend(
+    figure: Canvas, looks: Iterable[tuple[str, Look]], columns: int, inside: bool = False
+) -> None:
     """Put one key for all panels above them."""
     handles = [
         Line2D(
@@ -254,4 +276,5 @@ def legend(figure: Canvas, looks: Iterable[tuple[str, Look]], columns: int) -> N
         )
         for name, look in looks
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=2.2)
+    place = "upper left" if inside else "outside upper left"  # outside: room is made for it
+    figure.legend(handles=handles, loc=place, ncols=columns, handlelength=2.2)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from normjax.reporting import curves, diagram, drawing, forests, slopes, sweeps
+from normjax.reporting import curves, diagram, drawing, forests, signal_page, slopes, sweeps
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged
 from normjax.reporting.results import Results
+from normjax.reporting.signal_data import Signals
 
 
 def all_figures(
-    results: Results, looks: dict[str, Look], judged: Judged | None = None
+    results: Results,
+    looks: dict[str, Look],
+    judged: Judged | None = None,
+    signals: Signals | None = None,
 ) -> list[Figure]:
     """Return every figure that the results allow.
 
@@ -18,6 +22,7 @@ def all_figures(
         results: a workdir read back.
         looks: colour and marker by series.
         judged: a prediction and its score, where there is one.
+        signals: what the runs measured inside, where that is known.
 
     Returns:
         The figures; each is left out where it would be empty.
@@ -32,4 +37,6 @@ def all_figures(
         made.append(forests.paired_differences(results, looks))
         made.append(curves.gradient_norms(results, looks))
         made.append(diagram.decoder(results, looks))
+        if signals is not None:
+            made += signal_page.figures(results, signals, looks)
     return [figure for figure in made if figure is not None]

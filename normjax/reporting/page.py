@@ -16,6 +16,7 @@ from normjax.reporting import (
     html,
     palette,
     prediction_words,
+    signal_page,
     statistics,
     tables,
     trends,
@@ -25,11 +26,12 @@ from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged
 from normjax.reporting.results import Results, Variant
+from normjax.reporting.signal_data import Signals
 
 
 def render(
     results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[str, Look],
-    judged: Judged | None = None,
+    judged: Judged | None = None, signals: Signals | None = None,
 ) -> str:  # fmt: skip
     """Return the page as one self-contained HTML text.
 
@@ -38,11 +40,13 @@ def render(
         figures: each figure with its SVG text.
         looks: colour and marker by series.
         judged: a prediction and its score, where there is one.
+        signals: what the runs measured inside, where that is known.
 
     Returns:
         HTML without scripts or external resources. All text from files is escaped.
     """
     pictures = {figure.name: html.picture(figure, svg) for figure, svg in figures}
+    inside = None if signals is None else signal_page.section(results, signals, pictures, looks)
     said = findings.warnings(results)
     said += trends.sweep(results) if results.x else findings.ablation(results)
     config = results.plan.get("config") or {}
@@ -56,6 +60,7 @@ def render(
         groups=_groups(results, looks),
         variants=_variants(results, looks),
         predicted=None if judged is None else prediction_words.section(judged, results, looks),
+        signals=inside,
         slopes=pictures.pop("prediction", None),
         diagram=pictures.pop("decoder", None),
         figures=list(pictures.values()),

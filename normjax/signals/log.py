@@ -19,19 +19,19 @@ from normjax.runlog import append_line, read_lines
 FILE = "signals.jsonl"
 
 
-def append_signals(run_dir: Path, step: int, values: Mapping[str, Any]) -> None:
+def append_signals(run_dir: Path, step: int, values: Mapping[str, Any], file: str = FILE) -> None:
     """Append the values measured before a step, {name: array or number}."""
     lists = {name: _listed(np.asarray(value)) for name, value in values.items()}
-    append_line(run_dir / FILE, {"step": step, "values": lists})
+    append_line(run_dir / file, {"step": step, "values": lists})
 
 
-def read_signals(run_dir: str | Path) -> list[tuple[int, dict[str, np.ndarray]]]:
+def read_signals(run_dir: str | Path, file: str = FILE) -> list[tuple[int, dict[str, np.ndarray]]]:
     """Return [(step, {name: float64 array})] of a run, by step; empty where nothing was measured.
 
     Torn and damaged lines are passed over; of a repeated step the last line counts: a resumed run
     measures the steps since its checkpoint again and gets the same numbers.
     """
-    lines = read_lines(Path(run_dir) / FILE)
+    lines = read_lines(Path(run_dir) / file)
     return [(line["step"], found) for line in lines if (found := _arrays(line.get("values")))]
 
 

@@ -1,0 +1,174 @@
+"""Signals, verdicts and autopsies of a workdir's runs, and their medians over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from normjax import configs, runlog
+from normjax.reporting import tables
+from normjax.reporting.results import Results, Variant
+from normjax.signals import definitions, evidence, postmortem, verdict
+from normjax.signals.bands import VerdictConfig
+from normjax.signals.evidence import Evidence, Series
+from normjax.signals.postmortem import Autopsy
+from normjax.signals.verdict import Verdict
+
+VERDICT_COLUMNS = (
+    *("run", "cell", "series", "seed", "state", "basis", "first_kind", "first_signal"),
+    *("first_step", "first_layer", "first_sublayer", "first_head", "first_value", "first_limit"),
+    *("first_against", "first_factor", "events", "sentence"),
+)
+SMALLEST_HEAD = ("attention/entropy", "attention/entropy_share")
+"""Of these the smallest over the heads is drawn, of the other signals of heads the largest."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What the runs of a workdir measured inside, by the id of the run.
+
+    Attributes:
+      found: all evidence.
+      verdicts: on every run that was started.
+      autopsies: of diverged runs, with their dense signals.
+    """
+
+    found: dict[str, Evidence]
+    verdicts: dict[str, Verdict]
+    autopsies: dict[str, tuple[Autopsy, dict[str, Series]]]
+
+    @property
+    def measured(self) -> bool:
+        """Whether any run has signals."""
+        return any(each.series for each in self.found.values())
+
+    def names(self, each: str = "") -> list[str]:
+        """Return the signals that some run has and that have layers, in the order of the table.
+
+        With ``each``, "parameter" or "norm", those of parameters or norms, with brackets.
+        """
+        have = {name for one in self.found.values() for name in one.series}
+        order = list(definitions.SIGNALS)
+        rows = [(name, definitions.SIGNALS.get(definitions.split(name)[0])) for name in have]
+        kept = [n for n, row in rows if row and row.each == each and "layer" in row.axes]
+        return sorted(kept, key=lambda n: (order.index(definitions.split(n)[0]), n))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A signal of a variant: medians over its runs, by layer and step.
+
+    Attributes:
+      steps: (n,).
+      values: (n, rows): median over the runs' finite values; NaN without one.
+      lost: (n, rows): whether a run measured something that is not finite there.
+      rows: (block from 1, sub-layer or "") from input to output.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+    lost: np.ndarray
+    rows: tuple[tuple[int, str], ...]
+
+
+def load(results: Results) -> Signals:
+    """Return what the run folders of a workdir hold; damaged or missing files are less of it.
+
+    Raises:
+      UserError: a band in the plan's configuration is none.
+    """
+    settings = (results.plan.get("config") or {}).get("verdict")
+    known = isinstance(settings, dict)
+    config = configs.from_dict(VerdictConfig(), settings) if known else VerdictConfig()
+    found, verdicts, autopsies = {}, {}, {}
+    for run in results.runs:
+        folder = runlog.run_folder(results.workdir, run.id)
+        if not folder.is_dir():
+            continue
+        found[run.id] = evidence.read(folder)
+        verdicts[run.id] = verdict.judge(found[run.id], config)
+        done = postmortem.read(folder)
+        if done is not None:
+            autopsies[run.id] = done
+    return Signals(found, verdicts, autopsies)
+
+
+def write(results: Results, signals: Signals) -> None:
+    """Write ``verdicts.csv``, and ``verdict.json`` into each run's folder."""
+    for run_id, each in signals.verdicts.items():
+        verdict.write(runlog.run_folder(results.workdir, run_id), each)
+    tables.write_text(results.workdir / "verdicts.csv", csv(results, signals))
+
+
+def csv(results: Results, signals: Signals) -> str:
+    """Return one row per run: its verdict and what happened first."""
+    cells = {cell.name: cell for cell in results.cells}
+    rows: list[tuple[Any, ...]] = []
+    for run in results.runs:
+        head = (run.id, run.cell, cells[run.cell].series, run.seed)
+        each = signals.verdicts.get(run.id)
+        if each is None:
+            rows.append((*head, "missing", *[None] * (len(VERDICT_COLUMNS) - 5)))
+            continue
+        e = each.first
+        first: Sequence[Any] = [None] * 10 if e is None else (
+            e.kind, e.signal, e.step, e.layer, e.sublayer, e.head, e.value, e.limit, e.against,
+            e.factor,
+        )  # fmt: skip
+        rows.append((*head, each.state, each.basis, *first, len(each.events), each.sentence))
+    return tables.csv_text(VERDICT_COLUMNS, rows)
+
+
+# --- medians over seeds ---------------------------------------------------------------------------
+
+
+def layered(series: Series, sublayers: Sequence[str]) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """Return (n, rows) of a signal with layers, and the rows' blocks and sub-layers.
+
+    Heads are reduced to the largest or smallest; what is not finite in one of them stays so.
+    """
+    values = series.values
+    axes = definitions.signal(series.name).axes
+    if "head" in axes:
+        least = definitions.split(series.name)[0] in SMALLEST_HEAD
+        values = (values.min if least else values.max)(axis=axes.index("head") + 1)
+    blocks = range(1, values.shape[1] + 1)
+    if "sublayer" in axes:
+        names = [sublayers[i] if i < len(sublayers) else "" for i in range(values.shape[2])]
+        return values.reshape(len(values), -1), [
+            (block, name) for block in blocks for name in names
+        ]
+    return values.reshape(len(values), -1), [(block, "") for block in blocks]
+
+
+def grid(signals: Signals, variant: Variant, name: str) -> Grid | None:
+    """Return a signal of a variant by layer and step; None where no run measured it."""
+    parts = []
+    for run in variant.runs:
+        found = signals.found.get(run.id)
+        series = found.series.get(name) if found else None
+        if found is not None and series is not None and series.values.ndim > 1:
+            parts.append((series.steps, *layered(series, found.sublayers)))
+    if not parts:
+        return None
+    rows = parts[0][2]
+    parts = [part for part in parts if part[2] == rows]
+    steps = np.unique(np.concatenate([part[0] for part in parts]))
+    stacked = np.full((len(parts), len(steps), len(rows)), np.nan)
+    lost = np.zeros(stacked.shape[1:], bool)
+    for i, (own, values, _) in enumerate(parts):
+        at = np.searchsorted(steps, own)
+        stacked[i, at] = np.where(np.isfinite(values), values, np.nan)
+        lost[at] |= ~np.isfinite(values)
+    return Grid(steps, _median(stacked), lost, tuple(rows))
+
+
+def _median(stacked: np.ndarray) -> np.ndarray:
+    """The median over the first axis of what is finite; NaN without any, and without a warning."""
+    known = np.isfinite(stacked).any(axis=0)
+    out = np.full(known.shape, np.nan)
+    out[known] = np.nanmedian(stacked[:, known], axis=0)
+    return out
