@@ -346,7 +346,10 @@ def test_a_flag_wins_over_the_table_of_tasks():
         ({"mechanisms__tasks": ("copy", "copy")}, r"copy,copy: lists a task twice; list each once"),
         ({"mechanisms__margin": 0.0}, r"margin=0\.0: must be above 0 .*pass --config"),
         ({"mechanisms__errors": math.inf}, r"errors=inf: must be above 0 and finite"),
-        ({"mechanisms__window": 2}, r"data\.window=2: task:copy needs at least 5"),
+        (
+            {"mechanisms__window": 2},
+            r"^mechanisms\.window=2: .* at least 5 .*--config\.mechanisms\.window=32",
+        ),
         ({"model__attention": "none"}, r"attention=none: .* pass --config\.model\.attention"),
         ({"model__residual": False}, r"residual=false: .* pass --config\.model\.residual"),
         ({"grid__depths": (2, 4)}, r"grid\.depths=2,4: .* use --config\.model\.depth"),
