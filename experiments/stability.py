@@ -50,7 +50,7 @@ class Config:
     data: DataConfig = DataConfig(window=32)
     train: TrainConfig = TrainConfig(
         steps=100, warmup_steps=25, batch_size=8, evaluate_every=50, evaluation_windows=64,
-        final_windows=128, signals="on", patience=10,
+        final_windows=128, signals="on", signal_points=4, patience=10,
     )  # fmt: skip
     grid: GridConfig = GridConfig(seeds=2, learning_rates=(1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256))
     stability: StabilityConfig = StabilityConfig()
@@ -59,7 +59,7 @@ class Config:
 FULL = {
     "model.width": 64, "model.heads": 4, "train.steps": 300, "train.warmup_steps": 100,
     "train.batch_size": 16, "data.window": 64, "train.evaluate_every": 100,
-    "train.final_windows": 512, "grid.seeds": 3,
+    "train.final_windows": 512, "train.signal_points": 6, "grid.seeds": 3,
     "grid.learning_rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
     "stability.placements": (
         "pre", "post", "none", NO_RESIDUAL, "sandwich", "branch_output", "deepnorm",
