@@ -170,8 +170,7 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
             print(f"task {name}", flush=True)
             runner.carry_out(_question(name, preset), CELLS, plan, inner)
             rescoring.rescore(inner.workdir, sources[name], plan.train.final_windows)
-        page = report.write_mechanisms(workdir)
-    text, sound = report.mechanisms_headline(options.workdir)
+        page, text, sound = report.write_mechanisms(workdir)
     return Outcome(text, page, 0 if sound else 1)
 
 

@@ -113,8 +113,8 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
             (0, config.spectrum.tokens - 1), config.spectrum.sequence_tokens, workdir, record,
             lambda line: print(line, flush=True),
         )  # fmt: skip
-        page = report.write_survey(workdir)
-    return Outcome(report.survey_headline(options.workdir), page)
+        page, text = report.write_survey(workdir)
+    return Outcome(text, page)
 
 
 def check(config: Config) -> None:

@@ -163,5 +163,5 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
     outcome = runner.carry_out(question, cells(config), whole, options)
     if outcome is None:
         return None
-    page = report.write_stability(options.workdir)
-    return Outcome(report.stability_headline(options.workdir), page)
+    page, text = report.write_stability(options.workdir)
+    return Outcome(text, page)

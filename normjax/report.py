@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from normjax.reporting import (
     findings,
@@ -17,6 +19,9 @@ from normjax.reporting import (
 )
 from normjax.reporting.results import Results
 from normjax.reporting.wording import DETAIL
+
+if TYPE_CHECKING:
+    from normjax.reporting.drawing import Figure
 
 
 def write(workdir: Path) -> Path:
@@ -81,90 +86,81 @@ def headline(workdir: Path) -> str:
     return "\n".join([tables.plain(title), "", tables.ranking(results), "", *answer])
 
 
-def write_survey(workdir: Path) -> Path:
-    """Write ``spectrum.csv``, ``figures/`` and ``spectrum.html`` of a survey of spectra.
+def write_survey(workdir: Path) -> tuple[Path, str]:
+    """Write ``spectrum.csv``, figures and ``spectrum.html``; return the page and its answer.
 
     Raises:
         UserError: if the workdir holds no usable survey.
     """
-    from normjax.reporting import drawing, survey_data, survey_page
-
-    folder = Path(workdir)
-    survey = survey_data.load(folder)
-    tables.write_text(folder / "spectrum.csv", survey_data.csv(survey))
-    source = str(survey.record.get("command", ""))
-    with drawing.style():
-        made = survey_page.figures(survey)
-    drawn = [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
-    return tables.write_text(folder / "spectrum.html", survey_page.render(survey, drawn))
-
-
-def survey_headline(workdir: Path) -> str:
-    """Return what a survey found as plain text for a terminal."""
     from normjax.reporting import survey_data, survey_page
 
     survey = survey_data.load(Path(workdir))
-    said = [*survey_page.warnings(survey), *survey_page.findings(survey)]
-    return "\n".join(textwrap.fill(tables.plain(text), width=98) for text in said)
+    page = _page(
+        Path(workdir), "spectrum", survey_data.csv(survey), survey.record,
+        lambda: survey_page.figures(survey), lambda drawn: survey_page.render(survey, drawn),
+    )  # fmt: skip
+    return page, _wrapped([*survey_page.warnings(survey), *survey_page.findings(survey)])
 
 
-def write_stability(workdir: Path) -> Path:
-    """Write ``stability.csv``, figures and ``stability.html`` of a map of learning rates.
+def write_stability(workdir: Path) -> tuple[Path, str]:
+    """Write ``stability.csv``, figures and ``stability.html``; return the page and its answer.
 
     Raises:
         UserError: if the workdir holds no usable plan.
     """
-    from normjax.reporting import drawing, stability_data, stability_page
-
-    folder = Path(workdir)
-    stability = stability_data.load(folder)
-    found = stability_data.predictors(stability)
-    tables.write_text(folder / "stability.csv", stability_page.csv(stability))
-    source = str(stability.results.plan.get("command", ""))
-    with drawing.style():
-        made = stability_page.figures(stability, found)
-    drawn = [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
-    page = stability_page.render(stability, found, drawn)
-    return tables.write_text(folder / "stability.html", page)
-
-
-def stability_headline(workdir: Path) -> str:
-    """Return what a map of learning rates says as plain text for a terminal."""
     from normjax.reporting import stability_data, stability_page
 
     stability = stability_data.load(Path(workdir))
-    said = stability_page.findings(stability, stability_data.predictors(stability))
-    return "\n".join(textwrap.fill(tables.plain(text), width=98) for text in said)
+    found = stability_data.predictors(stability)
+    page = _page(
+        Path(workdir), "stability", stability_page.csv(stability), stability.results.plan,
+        lambda: stability_page.figures(stability, found),
+        lambda drawn: stability_page.render(stability, found, drawn),
+    )  # fmt: skip
+    return page, _wrapped(stability_page.findings(stability, found))
 
 
-def write_mechanisms(workdir: Path) -> Path:
-    """Write ``mechanisms.csv``, ``figures/`` and ``mechanisms.html`` of the tasks' workdirs.
+def write_mechanisms(workdir: Path) -> tuple[Path, str, bool]:
+    """Write ``mechanisms.csv``, figures and ``mechanisms.html`` of the tasks' workdirs.
+
+    Returns:
+        The page, the verdicts as plain text, and whether floors and evaluation agree.
 
     Raises:
         UserError: if the workdir holds no usable plan.
     """
-    from normjax.reporting import drawing, mechanisms_data, mechanisms_figures, mechanisms_page
-
-    folder = Path(workdir)
-    found = mechanisms_data.load(folder)
-    tables.write_text(folder / "mechanisms.csv", mechanisms_data.csv(found))
-    source = str(found.record.get("command", ""))
-    with drawing.style():
-        made = mechanisms_figures.all_figures(found)
-    drawn = [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
-    return tables.write_text(folder / "mechanisms.html", mechanisms_page.render(found, drawn))
-
-
-def mechanisms_headline(workdir: Path) -> tuple[str, bool]:
-    """Return the verdicts as plain text, and whether floors and evaluation agree."""
-    from normjax.reporting import mechanisms_data, mechanisms_page
+    from normjax.reporting import mechanisms_data, mechanisms_figures, mechanisms_page
 
     found = mechanisms_data.load(Path(workdir))
+    page = _page(
+        Path(workdir), "mechanisms", mechanisms_data.csv(found), found.record,
+        lambda: mechanisms_figures.all_figures(found),
+        lambda drawn: mechanisms_page.render(found, drawn),
+    )  # fmt: skip
     alarms = mechanisms_page.alarms(found)
     said = [*alarms, *mechanisms_page.warnings(found), *mechanisms_page.answer(found)]
-    words = [textwrap.fill(text, width=98) for text in said]
-    text = "\n".join([mechanisms_page.TITLE, "", mechanisms_page.headline(found), "", *words])
-    return tables.plain(text), not alarms
+    head = [mechanisms_page.TITLE, "", tables.plain(mechanisms_page.headline(found)), ""]
+    return page, "\n".join([*head, _wrapped(said)]), not alarms
+
+
+def _page(
+    folder: Path, name: str, table: str, record: Mapping[str, Any],
+    figures: Callable[[], Sequence[Figure]],
+    render: Callable[[Sequence[tuple[Figure, str]]], str],
+) -> Path:  # fmt: skip
+    """Write NAME.csv, the figures, and NAME.html made of them."""
+    from normjax.reporting import drawing
+
+    tables.write_text(folder / f"{name}.csv", table)
+    source = str(record.get("command", ""))
+    with drawing.style():
+        made = figures()
+    drawn = [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
+    return tables.write_text(folder / f"{name}.html", render(drawn))
+
+
+def _wrapped(texts: Iterable[str]) -> str:
+    return "\n".join(textwrap.fill(tables.plain(text), width=98) for text in texts)
 
 
 def _fingerprint(results: Results) -> str:

@@ -270,11 +270,10 @@ def test_the_verdicts_can_be_told_without_colour(folder):
 
 def test_a_loss_below_its_floor_stands_at_the_top(tmp_path):
     made.workdir(tmp_path, {"copy": {"full": -0.05, "no-attention": 0.001}})
-    report.write_mechanisms(tmp_path)
+    _, text, sound = report.write_mechanisms(tmp_path)
     page = (tmp_path / "mechanisms.html").read_text()
     assert page.index("Something is wrong") < page.index('aria-label="The answer"')
     assert "this floor or the evaluation is wrong" in page
-    text, sound = report.mechanisms_headline(tmp_path)
     assert not sound and "standard errors below 0.4851" in " ".join(text.split())
     assert "floors and evaluation agree" not in text
 
