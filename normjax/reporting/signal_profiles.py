@@ -113,8 +113,8 @@ def _window(panel: Axes, name: str, steady: Sequence[float], every: Sequence[flo
 def _finish(panel: Axes, name: str, deepest: float) -> None:
     row, part = definitions.signal(name), definitions.split(name)[1]
     short = part.replace("attention.", "attn.").replace(".branch", "")
-    panel.set_title(drawing.elide(short_title(name), 30) + (f"\n{drawing.elide(short, 30)}" if part else ""),
-                    size=7, weight="normal")  # fmt: skip
+    lines = [short_title(name), *([short] if part else [])]
+    panel.set_title("\n".join(drawing.elide(x, 30) for x in lines), size=7, weight="normal")
     if row.scale == "log":
         drawing.log_axis(panel)
         low, high = panel.get_ylim()
