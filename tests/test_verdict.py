@@ -8,8 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from normjax import runlog
+from normjax import configs, grid, runlog
 from normjax.errors import UserError
+from normjax.grid import Cell, ExperimentConfig
 from normjax.signals import bands, definitions, log, verdict
 from normjax.signals.bands import VerdictConfig
 from normjax.signals.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SPIKE
@@ -329,6 +330,21 @@ def test_a_bad_band_is_one_line(text, words):
         error.value
     )
     assert "\n" not in str(error.value)
+
+
+def test_a_grid_refuses_what_cannot_be_judged_by_before_it_runs():
+    config = configs.replace(ExperimentConfig(), {"verdict.bands": ("loss/value:5:1",)})
+    with pytest.raises(
+        UserError, match=r"config\.verdict\.bands=loss/value:5:1: low must be below"
+    ):
+        grid.check(config, [], 1)
+    # How runs are judged is no part of what they are: the same runs, judged anew.
+    cells = [Cell("full", "full", "", {})]
+    names = [
+        [run.id for cohort in grid.plan(each, cells, "text") for run in cohort.runs]
+        for each in (config, ExperimentConfig())
+    ]
+    assert names[0] == names[1]
 
 
 def test_a_bad_spike_factor_is_one_line():

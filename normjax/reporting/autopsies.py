@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
-from normjax.reporting.signal_data import Signals
+from normjax.reporting.signal_data import Signals, short_title
 from normjax.reporting.wording import capital
 from normjax.signals import definitions, postmortem, verdict
 from normjax.signals.events import Event
@@ -67,7 +67,7 @@ def _figure(run_id: str, autopsy: Autopsy, series: dict[str, Series]) -> Figure 
         "The signals that moved first, each at the place where it moved first, over its own median "
         "at the beginning of the measured steps; named in the order in which they moved. Dotted: "
         f"step {autopsy.bad_step}, the first whose result was not finite. A line ends where its "
-        "numbers do."
+        "numbers do, or where they reach 0."
     )
     return Figure(
         f"autopsy_{run_id}", f"Autopsy of {run_id}", caption, canvas,
@@ -77,7 +77,7 @@ def _figure(run_id: str, autopsy: Autopsy, series: dict[str, Series]) -> Figure 
 
 def _name(event: Event) -> str:
     place = verdict.where(event).replace("block ", "b").replace("attention", "attn")
-    title = definitions.signal(event.signal).title.replace(", of the largest possible", " share")
+    title = short_title(event.signal)
     return f"{event.step}: {title}" + (f", {place.replace(', ', ' ')}" if place else "")
 
 

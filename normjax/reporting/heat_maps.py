@@ -17,7 +17,7 @@ from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import VERMILLION
 from normjax.reporting.results import DIVERGED, Results
-from normjax.reporting.signal_data import SMALLEST_HEAD, Grid, Signals, grid
+from normjax.reporting.signal_data import SMALLEST_HEAD, Grid, Signals, grid, short_title
 from normjax.signals import definitions
 
 CHOSEN = (
@@ -62,7 +62,7 @@ def _figure(results: Results, signals: Signals, name: str) -> Figure | None:
     for panel in flat[len(shown) :]:
         panel.remove()
     canvas.supxlabel("measured step", size=9, y=0.1 / height)
-    _colour_bar(canvas, scale, extend, _label(name))
+    _colour_bar(canvas, scale, extend, short_title(name))
     head = ""
     if "head" in row.axes:
         head = f" Of the heads the {'smallest' if name in SMALLEST_HEAD else 'largest'} is shown."
@@ -93,11 +93,6 @@ def slug(name: str) -> str:
     'gain_max_mlp_read_norm'
     """
     return "".join(c if c.isalnum() else "_" for c in name).strip("_")
-
-
-def _label(name: str) -> str:
-    row = definitions.signal(name)
-    return row.title + (f" ({row.unit})" if row.unit else "")
 
 
 def _title(label: str, limit: int) -> str:

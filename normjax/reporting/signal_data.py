@@ -96,6 +96,17 @@ def load(results: Results) -> Signals:
     return Signals(found, verdicts, autopsies)
 
 
+def short_title(name: str) -> str:
+    """Return a signal's title with its unit, short enough for the margin of a figure.
+
+    >>> short_title("attention/entropy_share"), short_title("attention/entropy")
+    ('attention entropy share', 'attention entropy (nats)')
+    """
+    row = definitions.signal(name)
+    title = row.title.replace(", of the largest possible", " share")
+    return title + (f" ({row.unit})" if row.unit else "")
+
+
 def write(results: Results, signals: Signals) -> None:
     """Write ``verdicts.csv``, and ``verdict.json`` into each run's folder."""
     for run_id, each in signals.verdicts.items():

@@ -64,8 +64,13 @@ def section(
             for run, text in autopsies.sentences(signals)
         ],
         "definitions": list(definitions.SIGNALS.items()),
-        "bands": [(definitions.signal(b.signal).title, _bounds(b), b) for b in bands.BANDS],
+        "bands": band_rows(),
     }
+
+
+def band_rows() -> list[tuple[str, str, Band]]:
+    """Return (title, bounds in words, band) of every band in the table."""
+    return [(definitions.signal(band.signal).title, _bounds(band), band) for band in bands.BANDS]
 
 
 def _bounds(band: Band) -> str:

@@ -13,7 +13,7 @@ from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.results import DIVERGED, Results, Variant
-from normjax.reporting.signal_data import Signals, grid
+from normjax.reporting.signal_data import Signals, grid, short_title
 from normjax.signals import definitions
 
 _COLUMNS = 4
@@ -112,10 +112,9 @@ def _window(panel: Axes, name: str, steady: Sequence[float], every: Sequence[flo
 
 def _finish(panel: Axes, name: str, deepest: float) -> None:
     row, part = definitions.signal(name), definitions.split(name)[1]
-    title = row.title + (f" ({row.unit})" if row.unit else "")
     short = part.replace("attention.", "attn.").replace(".branch", "")
-    panel.set_title(drawing.elide(title, 30) + (f"\n{drawing.elide(short, 30)}" if part else ""),
-                    size=7, weight="normal")  # fmt: skip
+    lines = [short_title(name), *([short] if part else [])]
+    panel.set_title("\n".join(drawing.elide(x, 30) for x in lines), size=7, weight="normal")
     if row.scale == "log":
         drawing.log_axis(panel)
         low, high = panel.get_ylim()

@@ -1,0 +1,226 @@
+"""Diverged runs replayed: the run comes again, and what went first is named."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from normjax import configs, runlog, runner
+from normjax.errors import UserError
+from normjax.experiment import Options
+from normjax.grid import Cell, ExperimentConfig, Question
+from normjax.signals import autopsy as replay
+from normjax.signals import log, postmortem, verdict
+from normjax.signals.evidence import Series, gather
+from normjax.signals.postmortem import Check
+from normjax.trained import TrainedRun
+
+STEPS, PATIENCE, RATE = 24, 3, 1000.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_to_compile():
+    """Compiling is nearly all that these tests take; both sides of every comparison do without."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A grid of two runs that differ in their learning rate: one is healthy, one diverges."""
+    folder = tmp_path_factory.mktemp("autopsy")
+    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
+    config = configs.replace(ExperimentConfig(), {
+        "model.depth": 3, "model.width": 8, "model.heads": 2, "model.mlp": "none", "data.window": 6,
+        "data.corpus": str(folder / "text.txt"), "data.cache_dir": str(folder / "cache"),
+        "train.steps": STEPS, "train.batch_size": 2, "train.warmup_steps": 2,
+        "train.patience": PATIENCE, "train.evaluate_every": 12, "train.evaluation_windows": 2,
+        "train.final_windows": 2, "train.checkpoint_every": 2, "train.keep_checkpoints": 0,
+        "train.chunk_steps": 4, "train.signals": "on", "train.signal_points": 5,
+        "grid.seeds": 1, "grid.learning_rates": (1e-3, RATE),
+    })  # fmt: skip
+    question = Question("test", "tiny", "A test", "Which?", "", "full")
+    cells = [Cell("full", "full", "", {})]
+    options = Options(folder / "work", "the command", live=False)
+    with pytest.MonkeyPatch.context() as patch:  # pages are tested elsewhere, and take their time
+        patch.setattr(runner.report, "write", lambda workdir: workdir / "report.html")
+        assert runner.carry_out(question, cells, config, options) is not None
+    return folder / "work"
+
+
+def run_of(workdir, rate):
+    plan = runlog.read_object(workdir / "grid.json")
+    (entry,) = [run for run in plan["runs"] if run["learning_rate"] == rate]
+    return workdir / "runs" / entry["id"]
+
+
+def test_a_grid_replays_what_diverged(workdir):
+    folder = run_of(workdir, RATE)
+    bad = runlog.read_object(folder / "status.json")["diverged_at"] - 1
+    found, series = postmortem.read(folder)
+    assert found.bad_step == bad > 0
+    assert found.reproduced, found.checks
+    assert {"bad step", "parameters", "loss/value"} <= {check.name for check in found.checks}
+    steps = series["loss/value"].steps.tolist()
+    assert steps == list(range(found.first, found.last + 1))
+    assert found.last == bad + PATIENCE - 1
+    # With a rate of 1000 the parameters are out of all proportion after the first step.
+    first = postmortem.leading(found)[0]
+    assert first.step == found.first + 1 and first.factor > 50
+    assert f"before step {first.step}" in found.sentence
+    assert not (run_of(workdir, 1e-3) / postmortem.FILE).exists()
+
+
+def test_the_verdicts_of_both_runs(workdir):
+    sick, well = (verdict.judge_run(run_of(workdir, rate)) for rate in (RATE, 1e-3))
+    assert (sick.state, sick.basis) == ("diverged", "signals")
+    assert sick.first.signal.startswith("update/parameter_ratio") and sick.first.step == 0
+    assert well.state == "well behaved", well.sentence
+
+
+def test_a_replay_from_a_checkpoint_finds_the_same(workdir, tmp_path):
+    folder = shutil.copytree(run_of(workdir, RATE), tmp_path / "run")
+    whole, series = postmortem.read(folder)
+    found = replay.autopsy(folder, before=2, after=1)
+    bad = found.bad_step
+    assert (found.first, found.last) == (bad - 2, bad + 1)
+    assert 0 < found.start <= bad - 2 and found.reproduced
+    assert "the checkpoint of step" in found.sentence
+    again = gather(log.read_signals(folder, postmortem.SIGNALS_FILE))
+    # The run trained beside another one, by a program whose last bits differ from those of a run
+    # alone: a replay from its start has taken up as many of those as it took steps.
+    tolerance = 10 * float(np.finfo(np.float32).eps) * bad
+    for name in ("attention/logit_max", "residual/rms_after", "loss/value", "gain/max[final_norm]"):
+        rows = np.searchsorted(series[name].steps, again[name].steps)
+        np.testing.assert_allclose(
+            again[name].values, series[name].values[rows], rtol=tolerance, err_msg=name
+        )
+
+
+def test_a_replay_is_the_same_each_time(workdir, tmp_path):
+    folder = shutil.copytree(run_of(workdir, RATE), tmp_path / "run")
+    found = replay.autopsy(folder)
+    assert found == postmortem.read(run_of(workdir, RATE))[0]
+    before, now = (p / postmortem.SIGNALS_FILE for p in (run_of(workdir, RATE), folder))
+    assert before.read_bytes() == now.read_bytes()
+
+
+def test_a_replay_of_other_batches_says_that_it_is_not_the_run(workdir, tmp_path, monkeypatch):
+    folder = shutil.copytree(run_of(workdir, RATE), tmp_path / "run")
+    batches = replay._Replay._batches
+    monkeypatch.setattr(replay._Replay, "_batches", lambda self, n: batches(self, n)[:, ::-1] * 0)
+    found = replay.autopsy(folder, before=2, after=0)
+    assert not found.reproduced and "not the run again" in found.sentence
+
+
+def test_what_cannot_be_replayed_is_one_line(workdir, tmp_path):
+    with pytest.raises(UserError, match="did not diverge"):
+        replay.autopsy(run_of(workdir, 1e-3))
+    with pytest.raises(UserError, match="did not diverge"):
+        replay.autopsy(tmp_path)
+    with pytest.raises(UserError, match=r"steps to replay, more than 1; autopsy"):
+        replay.autopsy(run_of(workdir, RATE), most_replayed=1)
+    bare = tmp_path / "bare"
+    shutil.copytree(run_of(workdir, RATE), bare, ignore=shutil.ignore_patterns("checkpoint*"))
+    with pytest.raises(UserError, match="has no checkpoint"):
+        replay.autopsy(bare)
+
+
+def test_a_damaged_autopsy_is_none(workdir, tmp_path):
+    assert postmortem.read(tmp_path) is None
+    for text in ("{", "[]", '{"bad_step": 3}'):
+        (tmp_path / postmortem.FILE).write_text(text)
+        assert postmortem.read(tmp_path) is None
+
+
+def trained(workdir, tmp_path, fault, steps=3):
+    """Train the tiny model from a state with a fault, with signals before every step."""
+    run = TrainedRun(run_of(workdir, 1e-3))
+    player = replay._Replay(run, 2)  # a checkpoint, which needs no compiling
+    params = fault(jax.tree.map(np.array, player.state.params))
+    player.state = player.state._replace(params=params)
+    for step in range(steps):
+        log.append_signals(tmp_path, step, player.measure())
+        player.advance(1)
+    for name in ("config.json", "status.json"):
+        shutil.copy(run.folder / name, tmp_path / name)
+    return verdict.judge_run(tmp_path)
+
+
+def test_a_branch_of_a_real_model_that_is_scaled_is_named(workdir, tmp_path):
+    def fault(params):
+        params["blocks"]["attention"]["branch"]["output"]["kernel"][1] *= 1e3
+        return params
+
+    found = trained(workdir, tmp_path, fault)
+    first = found.first
+    assert found.state == "drifting", found.sentence
+    assert (first.signal, first.step) == ("branch/rms", 0)
+    assert (first.layer, first.sublayer) == (2, "attention")
+    (values,) = [v["branch/rms"] for step, v in log.read_signals(tmp_path) if step == 0]
+    ratio = values[1, 0] / np.median(values[[0, 2], 0])
+    assert first.factor == pytest.approx(ratio / 100, rel=1e-12)
+    assert ratio == pytest.approx(1000, rel=0.5)
+
+
+def test_a_gain_of_a_real_model_that_ran_away_is_named(workdir, tmp_path):
+    def fault(params):
+        params["blocks"]["attention"]["read_norm"]["gain"][2, 5] = 40.0
+        return params
+
+    first = trained(workdir, tmp_path, fault).first
+    assert (first.signal, first.step) == ("gain/max[attention.read_norm]", 0)
+    assert (first.layer, first.factor) == (3, 4.0)
+
+
+# --- dense signals, made up -----------------------------------------------------------------------
+
+
+def dense(steps=30, bad=25):
+    """Noise around 1; the logits of block 2 grow from step 18 on, the stream after from 20 on."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for step in range(steps):
+        values = {
+            "attention/logit_max": 8 * np.exp(0.1 * rng.standard_normal((3, 2))),
+            "residual/rms_after": np.exp(0.1 * rng.standard_normal((3, 2))),
+            "gradient/norm": np.exp(0.1 * rng.standard_normal()) * np.ones(()),
+        }
+        values["attention/logit_max"][1, 1] *= 2.0 ** max(0, step - 17)
+        values["residual/rms_after"][1:, 0] *= 10.0 ** max(0, step - 20)
+        if step >= bad:
+            values["residual/rms_after"][2] = np.inf
+        samples.append((step, values))
+    return samples
+
+
+def test_the_signal_that_moves_first_is_named():
+    found = postmortem.examine(
+        dense(), 25, 0, [Check("bad step", True, "its first bad step is 25")]
+    )
+    first, second = postmortem.leading(found)
+    # 2^3 is the first power of two beyond 5, whatever the noise of 10 %.
+    assert (first.signal, first.step, first.layer, first.head) == ("attention/logit_max", 20, 2, 2)
+    assert first.factor == pytest.approx(8, rel=0.5)
+    assert (second.signal, second.step, second.layer) == ("residual/rms_after", 21, 2)
+    assert second.sublayer == "attention"
+    assert "largest logit in block 2, head 2, before step 20" in found.sentence
+    assert "First not to be finite was the stream after in block 3" in found.sentence
+    assert "is the run again" in found.sentence
+
+
+def test_a_warmup_is_no_movement():
+    steps = np.arange(20)
+    rates = {int(s): (s + 1) / 20 for s in steps}
+    series = Series("update/norm", steps, 1e-3 * (steps + 1.0))
+    assert postmortem.moved(series, 20, (), rates) == []
+    assert postmortem.moved(series, 20, ())[0].step > 0
+
+
+def test_an_autopsy_reads_back(tmp_path):
+    found = postmortem.examine(dense(), 25, 0, [Check("bad step", False, "another")])
+    postmortem.write(tmp_path, found)
+    again, series = postmortem.read(tmp_path)
+    assert again == found and series == {} and not again.reproduced

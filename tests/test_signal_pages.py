@@ -1,0 +1,209 @@
+"""The page on signals: drawn from files alone, complete, safe, silent where there are none."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+import report_workdirs
+
+from normjax import report, runlog
+from normjax.reporting import drawing, heat_maps, loading, palette, signal_data, signal_page
+from normjax.signals import definitions, log, postmortem, verdict
+from normjax.signals.postmortem import Check
+
+L, H = 3, 2
+STEPS = (0, 5, 50, 200, 599)
+
+
+def values(rng, step, factor=1.0):
+    """Every signal of one step."""
+    size = {"layer": L, "sublayer": 2, "head": H}
+    out = {}
+    for name, row in definitions.SIGNALS.items():
+        parts = {"": [""], "parameter": ["[mlp.branch.in.kernel]"], "norm": ["[mlp.read_norm]"]}
+        for part in parts[row.each]:
+            shape = tuple(size[axis] for axis in row.axes)
+            out[name + part] = np.asarray(0.05 * np.exp(0.1 * rng.standard_normal(shape)))
+    out["residual/rms_after"] *= factor * (1 + step / 300)
+    out["attention/entropy_share"] += 0.5
+    return out
+
+
+def made(folder, seeds=2):
+    """Three variants with signals; no-norm diverges in seed 0, and has an autopsy."""
+    cells = [
+        report_workdirs.cell(name, *report_workdirs.ABLATION[name][:3])
+        for name in ("full", "no-norm", "post-norm")
+    ]
+    runs = [report_workdirs.planned(c["name"], seed) for c in cells for seed in range(seeds)]
+    runlog.write_json(folder / "grid.json", report_workdirs.plan(cells, runs))
+    rng = np.random.default_rng(0)
+    for run in runs:
+        sick = run["cell"] == "no-norm" and run["seed"] == 0
+        fate = {"state": "diverged", "stop": 250} if sick else {}
+        report_workdirs.train(folder, run, report_workdirs.ABLATION[run["cell"]][3], **fate)
+        path = folder / "runs" / run["id"]
+        for step in STEPS:
+            found = values(rng, step, 10.0 if sick else 1.0)
+            if sick and step >= 200:
+                found["attention/logit_max"][1, 1] = 5e4
+                found["residual/rms_after"][2] = np.nan
+            log.append_signals(path, step, found)
+        if sick:
+            dense = [(step, values(rng, step)) for step in range(220, 252)]
+            for step, each in dense:
+                each["attention/logit_max"][1, 1] *= 10.0 ** max(0, step - 240)
+                log.append_signals(path, step, each, postmortem.SIGNALS_FILE)
+            checks = [Check("bad step", True, "its first bad step is 249")]
+            postmortem.write(path, postmortem.examine(dense, 249, 200, checks))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = made(tmp_path_factory.mktemp("signals"))
+    report.write(folder)
+    return folder
+
+
+def rows(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_verdicts_stand_in_a_table_and_in_every_folder(workdir):
+    found = {row["run"]: row for row in rows(workdir / "verdicts.csv")}
+    assert len(found) == 6
+    page = (workdir / "report.html").read_text()
+    for run, row in found.items():
+        record = json.loads((workdir / "runs" / run / verdict.FILE).read_text())
+        assert record["state"] == row["state"] and record["sentence"] == row["sentence"]
+        assert record == json.loads(json.dumps(verdict.judge_run(workdir / "runs" / run).record()))
+        assert row["sentence"].split(";")[0].split("(")[0].rstrip(".") in page
+    sick = found["no-norm-s0-0.003"]
+    assert (sick["state"], sick["first_signal"]) == ("diverged", "attention/logit_max")
+    assert (sick["first_step"], sick["first_layer"], sick["first_head"]) == ("200", "2", "2")
+    assert float(sick["first_factor"]) == 50.0
+    assert {row["state"] for run, row in found.items() if run != "no-norm-s0-0.003"} == {
+        "well behaved"
+    }
+    assert "Of 6 runs: 5 well behaved and 1 diverged." in page
+
+
+def test_every_figure_has_picture_vector_and_data(workdir):
+    figures = workdir / "figures"
+    names = [f"signal_{heat_maps.slug(name)}" for name in heat_maps.CHOSEN]
+    kinds = ("layers", "gains", "parameters")
+    names += [f"profiles_{kind}_{when}" for kind in kinds for when in ("first", "last")]
+    names += ["autopsy_no-norm-s0-0.003"]
+    page = (workdir / "report.html").read_text()
+    for name in names:
+        assert (figures / f"{name}.png").stat().st_size > 3000
+        assert len(rows(figures / f"{name}.csv")) >= L
+        assert f'id="{name}"' in page and f"figures/{name}.svg" in page
+    assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", page)
+
+
+def test_heat_map_data_are_medians_over_seeds(workdir):
+    found = rows(workdir / "figures" / "signal_residual_rms_after.csv")
+    own = [
+        dict(log.read_signals(workdir / "runs" / f"full-s{seed}-0.003")) for seed in range(2)
+    ]  # fmt: skip
+    picked = [r for r in found if (r["variant"], r["step"], r["block"]) == ("full", "50", "2")]
+    assert [row["sublayer"] for row in picked] == ["attention", "mlp"]
+    for i, row in enumerate(picked):
+        expected = np.mean([each[50]["residual/rms_after"][1, i] for each in own])
+        assert float(row["median"]) == pytest.approx(expected, rel=1e-12)
+    lost = [row for row in found if row["not_finite"] == "True"]
+    assert {(row["variant"], row["block"]) for row in lost} == {("no-norm", "3")}
+    # The finite seed still counts there.
+    assert all(float(row["median"]) > 0 for row in lost)
+    every = rows(workdir / "figures" / "profiles_layers_last.csv")
+    layered = [n for n, row in definitions.SIGNALS.items() if "layer" in row.axes and not row.each]
+    assert {row["signal"] for row in every} == set(layered)
+
+
+def test_all_definitions_and_bands_are_printed(workdir):
+    page = re.sub(r"\s+", " ", (workdir / "report.html").read_text())
+    page = page.replace("&#39;", "'").replace("&gt;", ">").replace("&lt;", "<")
+    for name, row in definitions.SIGNALS.items():
+        assert f"<code>{name}</code>" in page and row.definition in page and row.source in page
+    for _, bounds, band in signal_page.band_rows():
+        assert bounds in page and band.reason in page and band.source in page
+
+
+def test_the_autopsy_is_told(workdir):
+    page = re.sub(r"\s+", " ", (workdir / "report.html").read_text())
+    assert "Replayed from the checkpoint of step 200, measured before every step from 220" in page
+    assert "First to move was the largest logit in block 2, head 2, before step 241" in page
+    moved = rows(workdir / "figures" / "autopsy_no-norm-s0-0.003.csv")
+    assert moved[0]["signal"] == "attention/logit_max"
+    assert moved[0]["place"] == "block 2, head 2"
+
+
+def test_no_signals_no_section(tmp_path):
+    folder = report_workdirs.ablation(tmp_path, seeds=1)
+    results = loading.load(folder)
+    signals = signal_data.load(results)
+    assert not signals.measured
+    looks = palette.looks(results.series, results.baseline)
+    assert signal_page.figures(results, signals, looks) == []
+    assert signal_page.section(results, signals, {}, looks) is None
+    signal_data.write(results, signals)
+    found = rows(folder / "verdicts.csv")
+    assert {row["basis"] for row in found} == {"metrics"}
+    assert all("no signals were measured" in row["sentence"] for row in found)
+
+
+def test_bands_of_the_plan_are_used(tmp_path):
+    folder = made(tmp_path, seeds=1)
+    plan = runlog.read_object(folder / "grid.json")
+    plan["config"]["verdict"] = {"bands": ["residual/token_similarity::0.001"]}
+    runlog.write_json(folder / "grid.json", plan)
+    signals = signal_data.load(loading.load(folder))
+    first = signals.verdicts["full-s0-0.003"].first
+    assert (first.signal, first.step, first.limit) == ("residual/token_similarity", 0, 0.001)
+
+
+def test_damaged_and_missing_files_cost_no_page(tmp_path):
+    folder = made(tmp_path, seeds=1)
+    runs = sorted((folder / "runs").iterdir())
+    (runs[0] / log.FILE).write_text('{"step": 0, "values": {"loss/value"\n\x00\n')
+    (runs[1] / postmortem.FILE).write_text("{")
+    (runs[2] / log.FILE).unlink()
+    results = loading.load(folder)
+    signals = signal_data.load(results)
+    assert len(signals.verdicts) == 3 and not signals.autopsies
+    looks = palette.looks(results.series, results.baseline)
+    with drawing.style():
+        assert heat_maps.figures(results, signals)
+    assert signal_page.section(results, signals, {}, looks) is not None
+
+
+def test_sublayers_of_another_number_stand_side_by_side(tmp_path):
+    folder = made(tmp_path, seeds=1)
+    path = folder / "runs" / "post-norm-s0-0.003"
+    (path / log.FILE).unlink()
+    config = runlog.read_object(path / "config.json")
+    config["model"]["attention"] = "none"
+    runlog.write_json(path / "config.json", config)
+    for step in (0, 7):
+        log.append_signals(path, step, {"residual/rms_after": np.full((5, 1), 2.0)})
+    results = loading.load(folder)
+    signals = signal_data.load(results)
+    (variant,) = [v for v in results.variants if v.cell.name == "post-norm"]
+    each = signal_data.grid(signals, variant, "residual/rms_after")
+    assert each.rows == tuple((block, "mlp") for block in range(1, 6))
+    assert each.steps.tolist() == [0, 7] and (each.values == 2.0).all()
+    with drawing.style():
+        assert len(heat_maps.figures(results, signals)) == len(heat_maps.CHOSEN)
+
+
+def test_the_scale_is_monotone_in_grey():
+    import matplotlib
+
+    colours = matplotlib.colormaps[heat_maps.COLOURS](np.linspace(0, 1, 64))[:, :3]
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    assert (np.diff(linear @ [0.2126, 0.7152, 0.0722]) > 0).all()
