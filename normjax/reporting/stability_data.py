@@ -154,9 +154,12 @@ class Stability:
         )
 
     def working_range(self, place: Place) -> float | None:
-        """Return how many powers of ten of learning rate lie within NEAR of the best loss."""
+        """Return how many powers of ten of learning rate lie within NEAR of the best loss.
+
+        None where not even the best rate trains: there, all rates are as good as none.
+        """
         best = self.best(place)
-        if best is None or best.loss.mean is None:
+        if best is None or best.loss.mean is None or best.count(IS_STUCK):
             return None
         near = [
             c.rate for c in self.cells(place)

@@ -57,12 +57,12 @@ def region(stability: Stability) -> Figure | None:
     key = colormaps["cividis_r"]
     mappable = matplotlib_mappable(shade, key)
     bar = canvas.colorbar(
-        mappable, ax=grid.ravel().tolist(), location="top", shrink=0.5, aspect=40, pad=0.02
+        mappable, ax=grid.ravel().tolist(), location="top", shrink=0.5, aspect=40, pad=0.04
     )
     bar.set_label(f"final validation loss (nats per {stability.results.unit})", size=8.5)
     return Figure(
         "stability_map", "Where each placement trains",
-        "Mean final loss over seeds by depth and peak learning rate; dark is good. D: runs that "
+        "Mean final loss over seeds by depth and peak learning rate; bright is good. D: runs that "
         "diverged, S: runs stuck at or above the loss of knowing only how frequent tokens are, ·: "
         "unfinished, with their number where not all seeds are. The ring marks the best rate of a "
         "depth.",
@@ -110,9 +110,7 @@ def _map(
     panel.set_xlim(0, len(rates))
     panel.set_ylim(0, len(depths))
     panel.xaxis.set_major_locator(FixedLocator([i + 0.5 for i in range(len(rates))]))
-    panel.set_xticklabels(
-        [f"{r:.0e}".replace("e-0", "e−").replace("e+0", "e") for r in rates], size=7
-    )
+    panel.set_xticklabels([f"{rate:g}" for rate in rates], size=6.5)
     panel.yaxis.set_major_locator(FixedLocator([i + 0.5 for i in range(len(depths))]))
     panel.set_yticklabels([str(d) for d in depths], size=7.5)
     panel.tick_params(length=0)

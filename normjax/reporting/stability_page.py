@@ -193,18 +193,21 @@ def _sensitivity(stability: Stability) -> str:
     deepest = stability.values("depth")[-1]
     parts = []
     for warmup in stability.values("warmup"):
-        values = {
-            s: stability.sensitivity(Place(s, deepest, warmup)).mean for s in stability.series
-        }
-        known = sorted(((v, s) for s, v in values.items() if v is not None))
+        places = [Place(series, deepest, warmup) for series in stability.series]
+        values = [
+            (stability.sensitivity(place).mean, place.series)
+            for place in places
+            if stability.working_range(place) is not None
+        ]
+        known = sorted((v, series) for v, series in values if v is not None)
         if known:
             ranked = listed(f"{s} {v:.2f}" for v, s in known)
             parts.append((f"warm-up {warmup}: " if warmup else "no warm-up: ") + ranked)
     if not parts:
         return ""
     return (
-        f"Learning-rate sensitivity at {deepest} blocks, in nats, from the most forgiving on:"
-        f" {'; '.join(parts)}."
+        f"Learning-rate sensitivity at {deepest} blocks, in nats, from the most forgiving on, of"
+        f" those that train at their best rate: {'; '.join(parts)}."
     )
 
 
