@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib
@@ -50,13 +51,15 @@ def _figure(results: Results, signals: Signals, name: str) -> Figure | None:
     shown = dict(list(grids.items())[:_MOST])
     columns = min(_COLUMNS, len(shown))
     lines = math.ceil(len(shown) / columns)
-    height = 0.85 + 1.55 * lines
-    canvas = drawing.fixed_canvas(height, 0.4, 0.95, 0.5, 0.45, (0.22, 0.55))
+    titles = {label: _title(label, 92 // columns) for label in shown}
+    tall = max(title.count("\n") for title in titles.values()) > 1
+    height = 0.85 + (1.75 if tall else 1.55) * lines
+    canvas = drawing.fixed_canvas(height, 0.4, 0.95, 0.5, 0.45, (0.22, 0.75 if tall else 0.55))
     panels = canvas.subplots(lines, columns, squeeze=False)
     flat = list(panels.ravel())
     for i, (panel, (label, each)) in enumerate(zip(flat, shown.items(), strict=False)):
         _panel(panel, each, scale)
-        panel.set_title(_title(label, 120 // columns), size=7.5)
+        panel.set_title(titles[label], size=6.5 if tall else 7.5)
         if i % columns == 0:
             panel.set_ylabel("block", size=8)
     for panel in flat[len(shown) :]:
@@ -96,10 +99,12 @@ def slug(name: str) -> str:
 
 
 def _title(label: str, limit: int) -> str:
-    """Return a variant's name over two lines, its rates below."""
+    """Return a variant's name, its rates below, over up to three lines that fit a panel."""
     name, _, rest = label.partition(", ")
     rest = rest.replace("learning rate", "rate").replace("weight decay", "decay")
-    return "\n".join(drawing.elide(text, limit) for text in (name, rest) if text)
+    below = textwrap.wrap(rest, limit)
+    below = below if len(below) <= 2 else [below[0], drawing.elide(" ".join(below[1:]), limit)]
+    return "\n".join([drawing.elide(name, limit), *below])
 
 
 def _scale(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from normjax.reporting.stability_data import (
     OPEN,
     STUCK,
     TRAINS,
+    Cell,
     Place,
     Predictor,
     Stability,
@@ -84,7 +86,7 @@ def findings(stability: Stability, found: Sequence[Predictor]) -> list[str]:
     """Return the answers in sentences."""
     said = [
         _open(stability), _residual_or_norm(stability), _without_norm(stability),
-        _pre_or_post(stability), _sensitivity(stability), _predicted(found),
+        _pre_or_post(stability), _sensitivity(stability), _judged(stability), _predicted(found),
     ]  # fmt: skip
     return [text for text in said if text]
 
@@ -211,6 +213,22 @@ def _sensitivity(stability: Stability) -> str:
     )
 
 
+def _judged(stability: Stability) -> str:
+    """Say how the verdicts on the signals go with the outcomes."""
+    counts: dict[str, list[int]] = {}
+    for trial in stability.trials:
+        state = str(stability.verdicts.get(trial.folder.name, {}).get("state", ""))
+        if state and state != "unknown" and trial.outcome != OPEN:
+            own = counts.setdefault(state, [0, 0])
+            own[0] += trial.outcome == TRAINS
+            own[1] += 1
+    if not counts:
+        return ""
+    order = ("well behaved", "drifting", "unstable", "diverged")
+    parts = [f"{counts[s][0]} of {counts[s][1]} {s}" for s in order if s in counts]
+    return f"By the verdict on their signals, so many runs train: {listed(parts)}."
+
+
 def _predicted(found: Sequence[Predictor]) -> str:
     signals = [p for p in found if p.when != "set by the grid"]
     if not signals:
@@ -249,9 +267,20 @@ def _table(stability: Stability) -> list[dict[str, Any]]:
             "trains": sum(c.trains for c in cells), "cells": sum(bool(c.trials) for c in cells),
             "diverged": sum(c.count(DIVERGES) for c in cells),
             "stuck": sum(c.count(IS_STUCK) for c in cells),
+            "verdicts": _states(stability, cells),
             "runs": sum(len(c.trials) for c in cells),
         })  # fmt: skip
     return rows
+
+
+def _states(stability: Stability, cells: Sequence[Cell]) -> str:
+    """Return the verdicts on the runs of some cells, counted."""
+    states = [
+        str(stability.verdicts.get(t.folder.name, {}).get("state", "not judged"))
+        for c in cells
+        for t in c.trials
+    ]
+    return ", ".join(f"{n} {state}" for state, n in Counter(states).most_common())
 
 
 def _verdicts(stability: Stability) -> list[dict[str, Any]]:
