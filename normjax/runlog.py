@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 
-def _strict(value: Any) -> Any:
-    """Replace non-finite floats by None: strict JSON knows neither NaN nor infinity."""
+def strict(value: Any) -> Any:
+    """Return a value as :func:`write_json` writes it: NaN and infinity as None, tuples as lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {k: _strict(v) for k, v in value.items()}
+        return {k: strict(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(v) for v in value]
+        return [strict(v) for v in value]
     return value
 
 
@@ -34,7 +34,7 @@ def write_json(path: Path, value: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(_strict(value), file, indent=1, allow_nan=False)
+            json.dump(strict(value), file, indent=1, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
@@ -70,7 +70,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
     Non-finite floats become null.
     """
-    text = json.dumps(_strict(line), allow_nan=False) + "\n"
+    text = json.dumps(strict(line), allow_nan=False) + "\n"
     with open(path, "a+b") as file:
         _cut_torn_line(file)
         file.write(text.encode())

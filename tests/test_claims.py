@@ -179,11 +179,11 @@ def test_a_norm_that_subtracts_the_mean_is_not_rms_norm(monkeypatch):
     assert failing(norm_claims.radial_direction) == ["A20c", "A20d"]
 
 
-def _without_residual(h, branch, *, read, output, stream, a=1.0, b=1.0, c=1.0):
+def _without_residual(h, branch, *, read, output, stream, **_):
     return stream(output(branch(read(h))))
 
 
-def _slightly_scaled(h, branch, *, read, output, stream, a=1.0, b=1.0, c=1.0):
+def _slightly_scaled(h, branch, *, read, output, stream, **_):
     return stream(h + (1 + 1e-10) * output(branch(read(h))))
 
 
@@ -416,7 +416,7 @@ def call(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         values = flags.FlagValues()
         for name in ("experiment", "preset", "workdir", "dry_run", "print_config", "list",
-                     "cpu_devices", "compilation_cache"):  # fmt: skip
+                     "cpu_devices", "compilation_cache", "predict"):  # fmt: skip
             flag = copy.deepcopy(launch.FLAGS[name])
             flag.unparse()
             values[name] = flag

@@ -366,6 +366,7 @@ def test_another_configuration_afterwards_is_not_scored(tmp_path):
 # --- whole ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_line_stores_trains_and_scores(tmp_path):
     text = "the quick brown fox jumps over a lazy dog and nobody hears it fall\n" * 40
     (tmp_path / "text.txt").write_text(text)

@@ -178,6 +178,7 @@ def test_the_npz_holds_what_a_run_says_of_itself(workdir):
         np.testing.assert_array_equal(arrays[f"{number}/log_deflated"], again.log_deflated)
 
 
+@pytest.mark.slow
 def test_runs_of_another_grid_can_be_measured(workdir, tmp_path):
     folder, config, _ = workdir
     runs = str(folder / "work" / "training")

@@ -95,8 +95,13 @@ def judge_run(run_dir: str | Path, config: VerdictConfig = DEFAULT) -> Verdict:
 
 
 def write(run_dir: Path, verdict: Verdict) -> None:
-    """Write ``verdict.json`` into a run folder; it says nothing that is not in the other files."""
-    runlog.write_json(run_dir / FILE, verdict.record())
+    """Write ``verdict.json`` into a run folder; it says nothing that is not in the other files.
+
+    A file that says the same already is left alone.
+    """
+    record = runlog.strict(verdict.record())
+    if runlog.read_object(run_dir / FILE) != record:
+        runlog.write_json(run_dir / FILE, record)
 
 
 def _events(found: Evidence, config: VerdictConfig) -> list[Event]:
