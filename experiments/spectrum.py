@@ -59,7 +59,7 @@ class Config:
     model: DecoderConfig = DecoderConfig(width=64)
     data: DataConfig = DataConfig(window=32)
     train: TrainConfig = TrainConfig(
-        steps=300, learning_rate=2e-3, batch_size=16, checkpoint_every=150, keep_checkpoints=0,
+        steps=300, learning_rate=2e-3, batch_size=16, checkpoint_every=100, keep_checkpoints=0,
         evaluation_windows=128, final_windows=256,
     )  # fmt: skip
     spectrum: SpectrumConfig = SpectrumConfig()

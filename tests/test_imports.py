@@ -47,7 +47,7 @@ FOLDERS = (
 WITHOUT_JAX = (
     "normjax.runlog",
     *("normjax.signals." + name for name in (
-        "bands", "definitions", "events", "evidence", "log", "postmortem", "verdict",
+        "bands", "definitions", "events", "evidence", "log", "postmortem", "self_test", "verdict",
     )),
     "normjax.report",
     "normjax.reporting",

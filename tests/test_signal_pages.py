@@ -10,7 +10,7 @@ import report_workdirs
 
 from normjax import report, runlog
 from normjax.reporting import drawing, heat_maps, loading, palette, signal_data, signal_page
-from normjax.signals import definitions, log, postmortem, verdict
+from normjax.signals import definitions, evidence, log, postmortem, self_test, verdict
 from normjax.signals.postmortem import Check
 
 L, H = 3, 2
@@ -28,6 +28,8 @@ def values(rng, step, factor=1.0):
             out[name + part] = np.asarray(0.05 * np.exp(0.1 * rng.standard_normal(shape)))
     out["residual/rms_after"] *= factor * (1 + step / 300)
     out["attention/entropy_share"] += 0.5
+    for name in self_test.NAMES:
+        out[name] = out[name] * 1e-6
     return out
 
 
@@ -141,6 +143,35 @@ def test_the_autopsy_is_told(workdir):
     moved = rows(workdir / "figures" / "autopsy_no-norm-s0-0.003.csv")
     assert moved[0]["signal"] == "attention/logit_max"
     assert moved[0]["place"] == "block 2, head 2"
+
+
+def test_the_instrument_reports_its_own_faults(workdir, tmp_path):
+    """Rounding is said to be rounding; a defect beyond it stands first on the page."""
+    page = (workdir / "report.html").read_text()
+    assert "The instrument tested itself 210 times" in page  # (3 x 2 + 1) x 5 steps x 6 runs
+    assert "A fault of the instrument" not in page
+    made(tmp_path, seeds=1)
+    path = next(p for p in (tmp_path / "runs").iterdir() if p.name.startswith("post-norm"))
+    found = values(np.random.default_rng(1), 50)
+    found["instrument/radial_defect"][2, 1] = 1e-3
+    log.append_signals(path, 50, found)
+    report.write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("A fault of the instrument") < page.index('aria-label="The answer"')
+    assert f"off by 1.0e-03 in run {path.name} at step 50" in page
+
+
+def test_a_wrong_value_in_one_layer_is_no_rounding_and_a_lost_one_no_fault():
+    series = evidence.Series("instrument/radial_defect", np.array([0, 4]), np.array(
+        [[[1e-7, 2e-7], [3e-7, 1e-7]], [[np.nan, np.inf], [1e-7, 4e-7]]]
+    ))  # fmt: skip
+    made_of = lambda s: type("Run", (), {"series": {s.name: s}})()  # noqa: E731
+    good = self_test.run_test({"a": made_of(series)}, "float32")
+    assert (
+        good.sound and good.worst == 4e-7 and good.tests == 6 and (good.run, good.step) == ("a", 4)
+    )
+    assert not self_test.run_test({"a": made_of(series)}, "float64").sound
+    assert self_test.run_test({}, "float32") is None
 
 
 def test_no_signals_no_section(tmp_path):

@@ -48,6 +48,8 @@ def render(
     pictures = {figure.name: html.picture(figure, svg) for figure, svg in figures}
     inside = None if signals is None else signal_page.section(results, signals, pictures, looks)
     said = findings.warnings(results)
+    if signals is not None and signals.self_test is not None and not signals.self_test.sound:
+        said.insert(0, wording.Finding(wording.WARNING, str(signals.self_test)))
     said += trends.sweep(results) if results.x else findings.ablation(results)
     config = results.plan.get("config") or {}
     return html.render(

@@ -11,10 +11,11 @@ import numpy as np
 from normjax import configs, runlog
 from normjax.reporting import tables
 from normjax.reporting.results import Results, Variant
-from normjax.signals import definitions, evidence, postmortem, verdict
+from normjax.signals import definitions, evidence, postmortem, self_test, verdict
 from normjax.signals.bands import VerdictConfig
 from normjax.signals.evidence import Evidence, Series
 from normjax.signals.postmortem import Autopsy
+from normjax.signals.self_test import SelfTest
 from normjax.signals.verdict import Verdict
 
 VERDICT_COLUMNS = (
@@ -34,11 +35,14 @@ class Signals:
       found: all evidence.
       verdicts: on every run that was started.
       autopsies: of diverged runs, with their dense signals.
+      self_test: of the instrument, where one applied.
     """
 
     found: dict[str, Evidence]
     verdicts: dict[str, Verdict]
     autopsies: dict[str, tuple[Autopsy, dict[str, Series]]]
+
+    self_test: SelfTest | None = None
 
     @property
     def measured(self) -> bool:
@@ -93,7 +97,9 @@ def load(results: Results) -> Signals:
         done = postmortem.read(folder)
         if done is not None:
             autopsies[run.id] = done
-    return Signals(found, verdicts, autopsies)
+    model = (results.plan.get("config") or {}).get("model") or {}
+    tested = self_test.run_test(found, str(model.get("dtype", "float32")))
+    return Signals(found, verdicts, autopsies, tested)
 
 
 def short_title(name: str) -> str:

@@ -56,6 +56,7 @@ def section(
     by_run = {p["name"].removeprefix("autopsy_"): p for p in take("autopsy_")}
     return {
         "summary": f"Of {len(rows)} runs: {listed(said)}.",
+        "self_test": "" if signals.self_test is None else str(signals.self_test),
         "rows": rows,
         "heat_maps": take("signal_"),
         "profiles": take("profiles_"),
