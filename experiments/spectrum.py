@@ -13,7 +13,15 @@ Command: python launch.py --experiment=spectrum                      trains all 
          python launch.py --experiment=spectrum --preset=quick       four placements, smaller
          python launch.py --experiment=spectrum --preset=init        initialization only
          python launch.py --experiment=spectrum --config.spectrum.runs=runs/ablation-default
-Cost:    not measured yet.
+Cost:    quick 63 processor seconds, 1 minute. default: training 2 to 4 minutes, the survey 405
+         processor seconds; 12 minutes for the survey when measured, on a machine that others used.
+
+Result (default): theory gives the stack's spectrum at initialization to within sampling error for
+pre, post, none, layernorm_scaling and layerscale, is off by 0.11 and 0.14 in the distribution for
+sandwich and branch_output, and has no law for deepnorm (its attention is not near uniform). From
+2 to 16 blocks the largest singular value grows 1.07 times for pre, 1.00 for post and none, 1.98 for
+sandwich. Post and deepnorm remove the radial direction in every block. Training widens the spectrum
+of all but sandwich and branch_output: pre by 1.46 powers of ten, none by 2.84.
 """
 
 from __future__ import annotations

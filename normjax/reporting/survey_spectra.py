@@ -94,7 +94,7 @@ def _histogram(
     if law is not None and len(law[1]):
         high = max(high, law[1][-1])
         low = min(low, max(law[1][0], low - 1.0))
-    margin = 0.06 * (high - low) + 1e-4
+    margin = max(0.06 * (high - low), 0.002)  # values that are all the same need an axis too
     low, high = low - margin, high + margin
     density, edges = np.histogram(logs, bins=BINS, range=(low, high))
     density = density / (len(logs) * np.diff(edges))
