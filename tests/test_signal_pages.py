@@ -96,7 +96,9 @@ def test_verdicts_stand_in_a_table_and_in_every_folder(workdir):
 
 def test_every_figure_has_picture_vector_and_data(workdir):
     figures = workdir / "figures"
-    names = [f"signal_{heat_maps.slug(name)}" for name in heat_maps.CHOSEN]
+    layered = [n for n, row in definitions.SIGNALS.items() if "layer" in row.axes and not row.each]
+    assert set(heat_maps.CHOSEN) < set(layered)
+    names = [f"signal_{heat_maps.slug(name)}" for name in layered]
     kinds = ("layers", "gains", "parameters")
     names += [f"profiles_{kind}_{when}" for kind in kinds for when in ("first", "last")]
     names += ["autopsy_no-norm-s0-0.003"]
@@ -229,7 +231,7 @@ def test_sublayers_of_another_number_stand_side_by_side(tmp_path):
     assert each.rows == tuple((block, "mlp") for block in range(1, 6))
     assert each.steps.tolist() == [0, 7] and (each.values == 2.0).all()
     with drawing.style():
-        assert len(heat_maps.figures(results, signals)) == len(heat_maps.CHOSEN)
+        assert len(heat_maps.figures(results, signals)) == len(signals.names())
 
 
 def test_the_scale_is_monotone_in_grey():

@@ -31,8 +31,9 @@ _COLUMNS, _MOST, _DECADES = 4, 16, 5
 
 
 def figures(results: Results, signals: Signals) -> list[Figure]:
-    """Return one figure per chosen signal that some run measured."""
-    made = [_figure(results, signals, name) for name in CHOSEN]
+    """Return one figure per signal with layers that some run measured, the chosen ones first."""
+    names = (*CHOSEN, *(name for name in signals.names() if name not in CHOSEN))
+    made = [_figure(results, signals, name) for name in names]
     return [figure for figure in made if figure is not None]
 
 

@@ -54,11 +54,14 @@ def section(
     said = [f"{counts[state]} {state}" for state in verdict.STATES if counts[state]]
     take = lambda start: [pictures.pop(n) for n in list(pictures) if n.startswith(start)]  # noqa: E731
     by_run = {p["name"].removeprefix("autopsy_"): p for p in take("autopsy_")}
+    maps = take("signal_")
+    first = {f"signal_{heat_maps.slug(name)}" for name in heat_maps.CHOSEN}
     return {
         "summary": f"Of {len(rows)} runs: {listed(said)}.",
         "self_test": "" if signals.self_test is None else str(signals.self_test),
         "rows": rows,
-        "heat_maps": take("signal_"),
+        "heat_maps": [p for p in maps if p["name"] in first],
+        "more_heat_maps": [p for p in maps if p["name"] not in first],
         "profiles": take("profiles_"),
         "autopsies": [
             {"run": run, "text": text, "picture": by_run.get(run)}
