@@ -10,8 +10,8 @@ post-norm, and warm-up narrows the difference.
 
 Command: python launch.py --experiment=stability                   the whole map, small
          python launch.py --experiment=stability --preset=full     more of everything
-Cost:    default 422 processor seconds, four autopsies included; 12 minutes when measured, on a
-         machine that others used. full: not run, hours by --dry_run.
+Cost:    default 6 minutes on two cores, nothing precompiled, four autopsies included.
+         full: not run, hours by --dry_run.
 
 Result (default, 160 runs of 100 steps on the plays): removing the residual path costs 0.51 nats at
 2 blocks and at 6, each variant at its best rate and warm-up; removing every norm costs -0.02 and
