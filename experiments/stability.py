@@ -10,7 +10,7 @@ post-norm, and warm-up narrows the difference.
 
 Command: python launch.py --experiment=stability                   the whole map, small
          python launch.py --experiment=stability --preset=full     more of everything
-Cost:    default 6 minutes on two cores, nothing precompiled, four autopsies included.
+Cost:    default 5 minutes on two cores, nothing precompiled, four autopsies included.
          full: not run, hours by --dry_run.
 
 Result (default, 160 runs of 100 steps on the plays): removing the residual path costs 0.51 nats at
