@@ -18,11 +18,11 @@ import numpy as np
 
 from experiments import ablation
 from normjax import configs
-from normjax.cohorts import Cohort
 from normjax.decoder import Decoder
-from normjax.signals import log, sampling
-from normjax.signals.probe import Probe
-from normjax.train import Hyper
+from normjax.diagnostics import log, sampling
+from normjax.diagnostics.probe import Probe
+from normjax.training.cohorts import Cohort
+from normjax.training.train import Hyper
 
 BLOCKS, STEPS = 9, 8
 PRESETS = ("smoke", "default", "standard")

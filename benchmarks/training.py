@@ -16,7 +16,7 @@ import time
 import jax
 import numpy as np
 
-from normjax.processor import usable_cores
+from normjax.runs.processor import usable_cores
 
 BLOCKS, STEPS = 9, 6
 
@@ -26,10 +26,11 @@ def main() -> None:
     cores = usable_cores()
     jax.config.update("jax_num_cpu_devices", cores)
     from experiments import ablation
-    from normjax import configs, estimates
-    from normjax.cohorts import Cohort
+    from normjax import configs
     from normjax.decoder import Decoder
-    from normjax.train import Hyper
+    from normjax.runs import estimates
+    from normjax.training.cohorts import Cohort
+    from normjax.training.train import Hyper
 
     config = ablation.get_config("standard")
     model = Decoder(config.model, 65, config.data.window)

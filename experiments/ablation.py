@@ -17,10 +17,11 @@ hypothesis is wrong at this size: the residual path hurts more than attention.
 
 from __future__ import annotations
 
-from normjax import configs, runner
+from normjax import configs
 from normjax.errors import UserError
-from normjax.experiment import Options, Outcome
-from normjax.grid import Cell, ExperimentConfig, Question
+from normjax.runs import runner
+from normjax.runs.experiment import Options, Outcome
+from normjax.runs.grid import Cell, ExperimentConfig, Question
 
 CELLS = (
     Cell("full", "full model", "Everything in place, as configured.", {}),

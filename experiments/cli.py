@@ -32,7 +32,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def names() -> list[str]:
-    """Return the names of the experiments: one module each."""
+    """Return the names of the experiments: a module or a package each."""
     found = [module.name for module in pkgutil.iter_modules(experiments.__path__)]
     return sorted(set(found) - set(_NOT_EXPERIMENTS))
 
@@ -43,7 +43,12 @@ def find(name: str) -> ModuleType:
         raise UserError(
             f"--experiment={name}: must be one of {', '.join(names())}{suggest(name, names())}"
         )
-    return importlib.import_module(f"experiments.{name}")
+    found = importlib.import_module(f"experiments.{name}")
+    return (
+        importlib.import_module(f"{found.__name__}.experiment")
+        if hasattr(found, "__path__")
+        else found
+    )
 
 
 def parse(values: flags.FlagValues, argv: list[str], usage: str) -> list[str]:
@@ -178,10 +183,10 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
         return 0
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
     # Heavy imports wait until the command is known to be right.
-    from normjax import devices
-    from normjax.experiment import Interrupted, Options
-    from normjax.grid import ExperimentConfig
-    from normjax.locking import LockedError
+    from normjax.runs import devices
+    from normjax.runs.experiment import Interrupted, Options
+    from normjax.runs.grid import ExperimentConfig
+    from normjax.runs.locking import LockedError
 
     workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}").expanduser()
     command = shlex.join([_python(), sys.argv[0], *_given(values), f"--workdir={workdir}"])

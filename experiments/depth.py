@@ -15,10 +15,11 @@ Result:  not run whole yet.
 
 from __future__ import annotations
 
-from normjax import configs, runner
+from normjax import configs
 from normjax.errors import UserError
-from normjax.experiment import Options, Outcome
-from normjax.grid import Axis, Cell, ExperimentConfig, Question
+from normjax.runs import runner
+from normjax.runs.experiment import Options, Outcome
+from normjax.runs.grid import Axis, Cell, ExperimentConfig, Question
 
 # series: (title, what it is, changes)
 SERIES = {

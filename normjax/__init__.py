@@ -49,11 +49,11 @@ _NAMES = {
     "normjax.spectra.norm_spectra": (*("rms_norm_singular_values", "layer_norm_singular_values"),),
     "normjax.theory.random_matrices": ("GaussianBlock",),
     "normjax.theory.matrix_products": ("ProductLaw",),
-    "normjax.trained": ("TrainedRun", "run_folders"),
-    "normjax.signals.any_model": ("tap", "profile"),
-    "normjax.signals.log": ("read_signals",),
-    "normjax.signals.definitions": ("SIGNALS",),
-    "normjax.signals.probe": ("Probe",),
+    "normjax.training.trained": ("TrainedRun", "run_folders"),
+    "normjax.diagnostics.any_model": ("tap", "profile"),
+    "normjax.diagnostics.log": ("read_signals",),
+    "normjax.diagnostics.definitions": ("SIGNALS",),
+    "normjax.diagnostics.probe": ("Probe",),
     "normjax.errors": ("UserError",),
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names}

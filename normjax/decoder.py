@@ -21,11 +21,19 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax import placements
-from normjax.attention import Attention
 from normjax.decoder_config import DecoderConfig, check
 from normjax.errors import UserError
-from normjax.layers import SHIFTS, SIGNALS, Linear, norm_layer, softcap, tapped, wide
-from normjax.mlp import MLP
+from normjax.layers import (
+    MLP,
+    SHIFTS,
+    SIGNALS,
+    Attention,
+    Linear,
+    norm_layer,
+    softcap,
+    tapped,
+    wide,
+)
 
 Params = dict[str, Any]
 Layer = tuple[Params, tuple[Any, ...]]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from normjax import corpora
-from normjax.corpora import DataConfig
+from normjax.data import corpora
+from normjax.data.corpora import DataConfig
 from normjax.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from normjax import runlog
-from normjax.reporting.mechanisms_data import plan_record
-from normjax.reporting.mechanisms_verdicts import Floor, Rule
-from normjax.tasks import floors
-from normjax.tasks.corpus import TaskCorpus
-from normjax.tasks.table import TASKS
+from experiments.mechanisms.data import plan_record
+from experiments.mechanisms.verdicts import Floor, Rule
+from normjax.data.tasks import floors
+from normjax.data.tasks.corpus import TaskCorpus
+from normjax.data.tasks.table import TASKS
+from normjax.runs import runlog
 from tests.report_workdirs import ABLATION, cell, plan, planned, train
 
 VARIANTS = tuple(ABLATION)

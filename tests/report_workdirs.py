@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from normjax import runlog
+from normjax.runs import runlog
 
 ABLATION = {
     # cell: (title, description, changes, final loss, rate of descent)

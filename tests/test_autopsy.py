@@ -6,15 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from normjax import configs, runlog, runner
+from normjax import configs
+from normjax.diagnostics import autopsy as replay
+from normjax.diagnostics import log, postmortem, verdict
+from normjax.diagnostics.evidence import Series, gather
+from normjax.diagnostics.postmortem import Check
 from normjax.errors import UserError
-from normjax.experiment import Options
-from normjax.grid import Cell, ExperimentConfig, Question
-from normjax.signals import autopsy as replay
-from normjax.signals import log, postmortem, verdict
-from normjax.signals.evidence import Series, gather
-from normjax.signals.postmortem import Check
-from normjax.trained import TrainedRun
+from normjax.runs import runlog, runner
+from normjax.runs.experiment import Options
+from normjax.runs.grid import Cell, ExperimentConfig, Question
+from normjax.training.trained import TrainedRun
 
 STEPS, PATIENCE, RATE = 24, 3, 1000.0
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax.attention import Attention
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.decoder_config import MLPS
 from normjax.errors import UserError
@@ -22,7 +21,7 @@ from normjax.jacobians.branch_jacobians import (
     softmax_jacobian,
 )
 from normjax.jacobians.verification import SCALES, verify
-from normjax.mlp import MLP
+from normjax.layers import MLP, Attention
 from normjax.placements import PLACEMENTS
 
 WIDTH, LENGTH, DEPTH, VOCABULARY = 8, 4, 3, 11

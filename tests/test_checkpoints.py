@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from normjax.checkpoints import KEPT, Checkpoints
 from normjax.errors import UserError
+from normjax.training.checkpoints import KEPT, Checkpoints
 
 ROOT = Path(__file__).parents[1]
 
@@ -410,7 +410,7 @@ import os, shutil, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_checkpoints as t
-from normjax.checkpoints import Checkpoints
+from normjax.training.checkpoints import Checkpoints
 
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime",
            "shutil.move", "shutil.rmtree")

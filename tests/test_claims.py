@@ -14,14 +14,13 @@ import pytest
 from absl import flags
 
 import launch
-from experiments import claims as experiment
 from experiments import cli
-from normjax import norms, placements
-from normjax.claims import (
+from experiments.claims import (
     all_claims,
     attention_claims,
     block_claims,
     depth_claims,
+    experiment,
     listing,
     norm_claims,
     page,
@@ -30,8 +29,9 @@ from normjax.claims import (
     taylor,
     vectors,
 )
-from normjax.claims.claim import EPS, Check, Claim, Tolerance, digits, exact, rounding
-from normjax.claims.setting import ClaimsConfig, Point
+from experiments.claims.claim import EPS, Check, Claim, Tolerance, digits, exact, rounding
+from experiments.claims.setting import ClaimsConfig, Point
+from normjax import norms, placements
 from normjax.errors import UserError
 
 SMALL = Point(seed=3, width=8, heads=2, tokens=3)
@@ -408,7 +408,7 @@ def test_figures_hold_the_closed_forms(computed):
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
     """Run a command in this process; return exit code, output and error output."""
-    from normjax import devices
+    from normjax.runs import devices
 
     monkeypatch.setattr(devices, "set_up", lambda *_: None)  # the tests have their own devices
     monkeypatch.chdir(tmp_path)

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax import train
-from normjax.cohorts import Cohort
 from normjax.decoder import Decoder, DecoderConfig
-from normjax.train import Hyper, TrainConfig
+from normjax.training import train
+from normjax.training.cohorts import Cohort
+from normjax.training.train import Hyper, TrainConfig
 
 V, T, B, STEPS, CHUNK = 7, 8, 4, 7, 4
 CONFIG = TrainConfig(steps=20, warmup_steps=2, batch_size=B, patience=2, chunk_steps=CHUNK)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax import attention
+from normjax import layers as attention
 from normjax.decoder import Decoder, DecoderConfig, check, sublayers
 from normjax.errors import UserError
 from normjax.placements import PLACEMENTS

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from normjax import configs, grid
+from normjax import configs
 from normjax.errors import UserError
-from normjax.grid import Cell, ExperimentConfig
+from normjax.runs import grid
+from normjax.runs.grid import Cell, ExperimentConfig
 
 ROOT = Path(__file__).parents[1]
 FULL = Cell("full", "full model", "Everything.", {})
@@ -22,8 +23,8 @@ DEEP = Cell("deep", "deeper", "Two more blocks.", {"model.depth": 6})
 SLOW = Cell("slow", "slower", "A smaller rate.", {"train.learning_rate": 1e-4})
 PRINT = """
 import sys
-from normjax import grid
-from normjax.grid import Cell, ExperimentConfig
+from normjax.runs import grid
+from normjax.runs.grid import Cell, ExperimentConfig
 cells = [Cell("full", "", "", {}), Cell("deep", "", "", {"model.depth": 6})]
 cohorts = grid.plan(ExperimentConfig(), cells, "f00d")
 print(*(run.id for cohort in cohorts for run in cohort.runs))

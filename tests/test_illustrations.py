@@ -20,13 +20,10 @@ from matplotlib.colors import to_hex
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
-from experiments import figures as experiment
-from normjax.decoder import Decoder
-from normjax.errors import UserError
-from normjax.experiment import Options
-from normjax.illustrations import (
+from experiments.figures import (
     all_figures,
     attention_scale,
+    experiment,
     gains,
     maths,
     page,
@@ -36,9 +33,12 @@ from normjax.illustrations import (
     stream_growth,
     zoom,
 )
+from normjax.decoder import Decoder
+from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.placements import PLACEMENTS
 from normjax.reporting import drawing, palette, tables
+from normjax.runs.experiment import Options
 
 ROOT = Path(__file__).parents[1]
 EPS = float(np.finfo(np.float64).eps)

@@ -14,45 +14,48 @@ ROOT = Path(__file__).parent.parent
 # "normjax.reporting" stands for every module in it that has no place of its own: those may import
 # each other, without cycles.
 LAYERS = (
-    ("normjax", "normjax.errors", "normjax.processor", "normjax.scratch",
-     "normjax.tensorflow_free"),
-    ("normjax.configs", "normjax.runlog", "normjax.locking", "normjax.stopping",
-     "normjax.norm_derivatives", "normjax.philox", "normjax.spectra", "normjax.text_files",
-     "normjax.tfds_text", "normjax.vocabulary", "normjax.signals.definitions"),
-    ("normjax.norms", "normjax.positions", "normjax.placements", "normjax.initializers",
-     "normjax.plays", "normjax.predictions", "normjax.tasks", "normjax.token_cache",
-     "normjax.windows", "normjax.signals.bands"),
-    ("normjax.decoder_config", "normjax.optimizer", "normjax.corpora", "normjax.devices"),
+    ("normjax", "normjax.errors", "normjax.runs.processor", "normjax.data.scratch",
+     "normjax.data.tensorflow_free"),
+    ("normjax.configs", "normjax.norm_derivatives", "normjax.spectra", "normjax.runs.runlog",
+     "normjax.runs.locking", "normjax.runs.stopping", "normjax.data.philox",
+     "normjax.data.text_files", "normjax.data.tfds_text", "normjax.data.vocabulary",
+     "normjax.diagnostics.definitions"),
+    ("normjax.norms", "normjax.placements", "normjax.initializers", "normjax.predictions",
+     "normjax.data.plays", "normjax.data.tasks", "normjax.data.token_cache",
+     "normjax.data.windows", "normjax.diagnostics.bands"),
+    ("normjax.decoder_config", "normjax.data", "normjax.training.optimizer",
+     "normjax.runs.devices"),
     ("normjax.layers",),
-    ("normjax.attention", "normjax.mlp"),
     ("normjax.decoder",),
-    ("normjax.train", "normjax.jacobians", "normjax.theory"),
-    ("normjax.cohorts", "normjax.grid", "normjax.signals"),
-    ("normjax.checkpoints", "normjax.progress", "normjax.provenance", "normjax.reporting",
-     "normjax.experiment"),
-    ("normjax.report", "normjax.estimates", "normjax.trained", "normjax.surveys",
-     "normjax.illustrations", "normjax.claims"),
-    ("normjax.cohort_run", "normjax.rescoring", "normjax.signals.autopsy"),
-    ("normjax.runner",),
+    ("normjax.jacobians", "normjax.theory", "normjax.training.train"),
+    ("normjax.training.cohorts", "normjax.runs.grid", "normjax.diagnostics"),
+    ("normjax.training", "normjax.reporting", "normjax.runs.progress",
+     "normjax.runs.provenance", "normjax.runs.experiment"),
+    ("normjax.runs", "normjax.diagnostics.autopsy"),
+    ("normjax.runs.runner",),
     ("experiments",),
     ("launch",),
 )  # fmt: skip
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FOLDERS = (
-    "normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.tasks",
-    "normjax.theory", "normjax.signals", "normjax.predictions", "normjax.surveys",
-    "normjax.illustrations", "normjax.claims", "experiments",
-)  # fmt: skip
+    *("normjax.data.tasks", "normjax.data", "normjax.training", "normjax.runs"),
+    *("normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.theory"),
+    *("normjax.diagnostics", "normjax.predictions", "experiments"),
+)
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
 WITHOUT_JAX = (
-    "normjax.runlog",
-    *("normjax.signals." + name for name in (
+    "normjax.runs.runlog",
+    *("normjax.diagnostics." + name for name in (
         "bands", "definitions", "events", "evidence", "log", "postmortem", "self_test", "verdict",
     )),
-    "normjax.report",
     "normjax.reporting",
     "normjax.errors",
     "normjax.predictions",
+    *(f"experiments.{name}" for name in (
+        "mechanisms.data", "mechanisms.figures", "mechanisms.page", "mechanisms.verdicts",
+        "stability.data", "stability.figures", "stability.page",
+        "spectrum.data", "spectrum.page", "spectrum.profiles", "spectrum.spectra",
+    )),
 )  # fmt: skip
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")
 
@@ -166,7 +169,9 @@ def test_reports_and_run_logs_name_no_jax():
 def test_reports_and_run_logs_load_no_jax():
     """The same in a fresh process, other people's libraries included."""
     reporting = [n for n in MODULES if n.startswith("normjax.reporting.")]
-    lines = [f"import {name}" for name in ("normjax.report", "normjax.runlog", *reporting)]
+    lines = [
+        f"import {name}" for name in ("normjax.reporting.report", "normjax.runs.runlog", *reporting)
+    ]
     lines += ["import sys", f"print([m for m in {(*HEAVY, 'tensorflow')!r} if m in sys.modules])"]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True

@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def call(place, monkeypatch, capsys):
     """Run a command in this process; return exit code, output and error output."""
-    from normjax import devices
+    from normjax.runs import devices
 
     monkeypatch.setattr(devices, "set_up", lambda *_: None)  # the tests have their own devices
 

@@ -9,13 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import mechanisms as experiment
-from normjax import configs, corpora, report, rescoring, runlog
-from normjax.decoder import Decoder, DecoderConfig
-from normjax.errors import UserError
-from normjax.experiment import Options
-from normjax.reporting import mechanisms_data, mechanisms_page
-from normjax.reporting.mechanisms_verdicts import (
+from experiments.mechanisms import data as mechanisms_data
+from experiments.mechanisms import experiment
+from experiments.mechanisms import page as mechanisms_page
+from experiments.mechanisms.verdicts import (
     AT_FLOOR,
     COMPUTES,
     FAILS,
@@ -29,8 +26,14 @@ from normjax.reporting.mechanisms_verdicts import (
     evidence,
     judge,
 )
+from normjax import configs
+from normjax.data import corpora
+from normjax.data.tasks.corpus import TaskCorpus
+from normjax.decoder import Decoder, DecoderConfig
+from normjax.errors import UserError
 from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED
-from normjax.tasks.corpus import TaskCorpus
+from normjax.runs import rescoring, runlog
+from normjax.runs.experiment import Options
 from tests import mechanisms_workdirs as made
 
 RULE = Rule(margin=0.02, errors=2.0, alarm=4.0)
@@ -176,7 +179,7 @@ def folder(tmp_path_factory):
         tmp_path_factory.mktemp("made"), {t: made.MIXED[t] for t in ("copy", "modular_addition")},
         command="python launch.py --experiment=<b>bold</b>",
     )  # fmt: skip
-    report.write_mechanisms(path)
+    mechanisms_page.write(path)
     return path
 
 
@@ -270,7 +273,7 @@ def test_the_verdicts_can_be_told_without_colour(folder):
 
 def test_a_loss_below_its_floor_stands_at_the_top(tmp_path):
     made.workdir(tmp_path, {"copy": {"full": -0.05, "no-attention": 0.001}})
-    _, text, sound = report.write_mechanisms(tmp_path)
+    _, text, sound = mechanisms_page.write(tmp_path)
     page = (tmp_path / "mechanisms.html").read_text()
     assert page.index("Something is wrong") < page.index('aria-label="The answer"')
     assert "this floor or the evaluation is wrong" in page
@@ -295,12 +298,12 @@ def test_missing_runs_and_tasks_are_said(tmp_path):
     said = mechanisms_page.warnings(mechanisms_data.load(tmp_path))
     assert said[0] == "Not begun yet: parity."
     assert "not counted: 1 of full" in said[1]
-    report.write_mechanisms(tmp_path)
+    mechanisms_page.write(tmp_path)
 
 
 def test_nothing_yet_is_a_page_too(tmp_path):
     made.workdir(tmp_path, {}, planned_only=("parity",))
-    report.write_mechanisms(tmp_path)
+    mechanisms_page.write(tmp_path)
     assert "There is no answer yet" in (tmp_path / "mechanisms.html").read_text()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from normjax import optimizer
+from normjax.training import optimizer
 
 EPS32 = float(np.finfo(np.float32).eps)
 

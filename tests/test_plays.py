@@ -9,9 +9,9 @@ import math
 import pytest
 from corpus_texts import error
 
-from normjax import corpora, plays, token_cache
-from normjax.corpora import DataConfig
-from normjax.tensorflow_free import tensorflow_free
+from normjax.data import corpora, plays, token_cache
+from normjax.data.corpora import DataConfig
+from normjax.data.tensorflow_free import tensorflow_free
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

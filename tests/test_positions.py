@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax.positions import rotary_angles, rotate
+from normjax.layers import rotary_angles, rotate
 
 
 def random(shape, seed, dtype=jnp.float32):

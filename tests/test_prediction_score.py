@@ -13,12 +13,12 @@ import pytest
 import report_workdirs
 from scipy import stats
 
-from normjax import report, runlog
 from normjax.predictions import given, parsing, record
 from normjax.predictions.prediction import Candidate, Entry
-from normjax.reporting import loading, prediction, prediction_words, rank_correlation
+from normjax.reporting import loading, prediction, prediction_words, rank_correlation, report
 from normjax.reporting.prediction import Item, Pairs
 from normjax.reporting.rank_correlation import kendall, spearman
+from normjax.runs import runlog
 
 EPS = np.finfo(float).eps
 TIED = ([1, 2, 2, 4, 5, 5, 5], [3, 1, 4, 1, 5, 9, 2], [math.inf, 2, 1, math.inf, 0, 3, 7])

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from experiments import ablation
-from normjax import report, runlog
 from normjax.errors import UserError
 from normjax.predictions import asking, given, parsing, record
 from normjax.predictions.prediction import LOSSES, RANKING, Candidate, from_json, to_json
+from normjax.reporting import report
+from normjax.runs import runlog
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("full", "no-attention", "no-mlp", "post-norm")

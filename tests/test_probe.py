@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax import norms, train
+from normjax import norms
 from normjax.decoder import Decoder, DecoderConfig
+from normjax.diagnostics import definitions, measures
+from normjax.diagnostics.probe import Probe
 from normjax.placements import PLACEMENTS
-from normjax.signals import definitions, measures
-from normjax.signals.probe import Probe
-from normjax.train import Hyper, TrainConfig
+from normjax.training import train
+from normjax.training.train import Hyper, TrainConfig
 
 V, T, B, D, H, L = 5, 6, 3, 8, 2, 2
 C = D // H

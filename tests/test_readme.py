@@ -7,7 +7,7 @@ import pytest
 
 from experiments import ablation
 from normjax import configs
-from normjax.experiment import Options
+from normjax.runs.experiment import Options
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)

@@ -17,9 +17,9 @@ import pytest
 import report_workdirs
 from scipy import stats
 
-from normjax import report, runlog
 from normjax.errors import UserError
-from normjax.reporting import palette
+from normjax.reporting import palette, report
+from normjax.runs import runlog
 
 FULL = {f"{name}-s{seed}-0.003" for name in report_workdirs.ABLATION for seed in range(3)}
 
@@ -75,7 +75,7 @@ def troubled(tmp_path_factory) -> Path:
 def test_no_jax_is_imported(tmp_path):
     script = (
         "import sys, pathlib; sys.path[:0] = sys.argv[2:]\n"
-        "import report_workdirs; from normjax import report\n"
+        "import report_workdirs; from normjax.reporting import report\n"
         "w = report_workdirs.ablation(pathlib.Path(sys.argv[1]), seeds=1)\n"
         "report.write(w); report.headline(w)\n"
         "bad = {'jax', 'jaxlib', 'flax', 'optax', 'orbax', 'tensorflow'} & set(sys.modules)\n"

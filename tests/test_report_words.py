@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import report_workdirs
 
-from normjax import runlog
 from normjax.placements import PLACEMENTS
 from normjax.reporting import drawing, duel, explanations, findings, loading, trends, wording
+from normjax.runs import runlog
 
 
 def _grid(workdir: Path, losses: dict[str, list[float | None]], **more) -> loading.Results:

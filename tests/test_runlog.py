@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normjax import locking, provenance, runlog
-from normjax.locking import LockedError, locked
-from normjax.stopping import stop_on_signals
+from normjax.runs import locking, provenance, runlog
+from normjax.runs.locking import LockedError, locked
+from normjax.runs.stopping import stop_on_signals
 
 ROOT = Path(__file__).parents[1]
 
@@ -174,7 +174,7 @@ def test_the_state_of_a_run(tmp_path):
 
 def test_reading_needs_no_jax():
     script = (
-        "import sys; from normjax import runlog; heavy = {'jax', 'flax', 'optax', 'orbax'};"
+        "import sys; from normjax.runs import runlog; heavy = {'jax', 'flax', 'optax', 'orbax'};"
         "print({module.split('.')[0] for module in sys.modules} & heavy)"
     )
     out = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
@@ -186,7 +186,7 @@ def test_reading_needs_no_jax():
 HOLDER = """
 import sys, time
 from pathlib import Path
-from normjax.locking import locked
+from normjax.runs.locking import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -8,8 +8,8 @@ import time
 import pytest
 from corpus_texts import VERSE, write
 
-from normjax import corpora, scratch
-from normjax.corpora import DataConfig
+from normjax.data import corpora, scratch
+from normjax.data.corpora import DataConfig
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

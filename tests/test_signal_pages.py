@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import report_workdirs
 
-from normjax import report, runlog
-from normjax.reporting import drawing, heat_maps, loading, palette, signal_data, signal_page
-from normjax.signals import definitions, evidence, log, postmortem, self_test, verdict
-from normjax.signals.postmortem import Check
+from normjax.diagnostics import definitions, evidence, log, postmortem, self_test, verdict
+from normjax.diagnostics.postmortem import Check
+from normjax.reporting import drawing, heat_maps, loading, palette, report, signal_data, signal_page
+from normjax.runs import runlog
 
 L, H = 3, 2
 STEPS = (0, 5, 50, 200, 599)

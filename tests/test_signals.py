@@ -10,20 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax import configs, corpora, grid, runlog, train
-from normjax.checkpoints import Checkpoints
-from normjax.cohort_run import CohortRun
-from normjax.cohorts import Cohort
+from normjax import configs
+from normjax.data import corpora
 from normjax.decoder import Decoder, DecoderConfig
+from normjax.diagnostics import log, sampling
+from normjax.diagnostics.any_model import profile, tap
+from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
 from normjax.layers import SHIFTS, SIGNALS
-from normjax.progress import Progress, TimeLeft
-from normjax.signals import log, sampling
-from normjax.signals.any_model import profile, tap
-from normjax.signals.probe import Probe
-from normjax.stopping import StopRequest
-from normjax.train import Hyper, TrainConfig
-from normjax.trained import TrainedRun
+from normjax.runs import grid, runlog
+from normjax.runs.cohort_run import CohortRun
+from normjax.runs.progress import Progress, TimeLeft
+from normjax.runs.stopping import StopRequest
+from normjax.training import train
+from normjax.training.checkpoints import Checkpoints
+from normjax.training.cohorts import Cohort
+from normjax.training.train import Hyper, TrainConfig
+from normjax.training.trained import TrainedRun
 
 F32 = float(np.finfo(np.float32).eps)
 

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from experiments import stability as experiment
-from normjax import configs
-from normjax.errors import UserError
-from normjax.experiment import Options
-from normjax.reporting import stability_data, stability_page
-from normjax.reporting.results import Results
-from normjax.reporting.stability_data import (
+from experiments.stability import data as stability_data
+from experiments.stability import experiment
+from experiments.stability import page as stability_page
+from experiments.stability.data import (
     DIVERGES,
     IS_STUCK,
     OPEN,
@@ -24,6 +21,10 @@ from normjax.reporting.stability_data import (
     Trial,
     predictors,
 )
+from normjax import configs
+from normjax.errors import UserError
+from normjax.reporting.results import Results
+from normjax.runs.experiment import Options
 
 RATES = (1e-3, 1e-2, 1e-1)
 PLAN = {"corpus": {"unigram_loss": 3.0}, "config": {"train": {"steps": 100}}, "title": "t",

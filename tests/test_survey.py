@@ -6,18 +6,19 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import spectrum as experiment
+from experiments.spectrum import data as survey_data
+from experiments.spectrum import experiment
+from experiments.spectrum import page as survey_page
+from experiments.spectrum.measured import measure
+from experiments.spectrum.predicted import overlay, predicted_mean_squares
+from experiments.spectrum.survey import Condition, survey
 from normjax import configs
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError
-from normjax.experiment import Options
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.views import token_jacobians
-from normjax.reporting import survey_data, survey_page
-from normjax.surveys.measured import measure
-from normjax.surveys.predicted import overlay, predicted_mean_squares
-from normjax.surveys.survey import Condition, survey
-from normjax.trained import TrainedRun, run_folders
+from normjax.runs.experiment import Options
+from normjax.training.trained import TrainedRun, run_folders
 
 EPS = np.finfo(np.float64).eps
 TOKENS = np.random.default_rng(0).integers(0, 11, (2, 6))

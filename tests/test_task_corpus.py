@@ -13,19 +13,21 @@ import numpy as np
 import pytest
 from corpus_texts import error, write
 
-from normjax import corpora, estimates, grid, runner, train
-from normjax.cohorts import Cohort
-from normjax.corpora import DataConfig
+from normjax.data import corpora
+from normjax.data.corpora import DataConfig
+from normjax.data.tasks import corpus as task_corpus
+from normjax.data.tasks.table import TASKS, build
+from normjax.data.tasks.task import INFORMATION
+from normjax.data.windows import batches, evaluation_windows
 from normjax.decoder import DecoderConfig
 from normjax.errors import UserError
-from normjax.experiment import Options
-from normjax.grid import Cell, ExperimentConfig, Question
 from normjax.reporting import curves, loading, palette
-from normjax.tasks import corpus as task_corpus
-from normjax.tasks.table import TASKS, build
-from normjax.tasks.task import INFORMATION
-from normjax.train import Hyper, TrainConfig
-from normjax.windows import batches, evaluation_windows
+from normjax.runs import estimates, grid, runner
+from normjax.runs.experiment import Options
+from normjax.runs.grid import Cell, ExperimentConfig, Question
+from normjax.training import train
+from normjax.training.cohorts import Cohort
+from normjax.training.train import Hyper, TrainConfig
 
 
 def load(name: str, window: int = 32):

@@ -12,18 +12,18 @@ import pytest
 from scipy import optimize, stats
 
 from experiments import ablation
+from normjax.data.philox import uniforms
+from normjax.data.tasks.clock import WORD, Clock
+from normjax.data.tasks.copying import Copying
+from normjax.data.tasks.counts import Counts, partitions
+from normjax.data.tasks.floors import DECODERS, FLOORS, INFORMATION_OF, floor
+from normjax.data.tasks.in_context import InContextChain
+from normjax.data.tasks.markov import Markov1, Markov2
+from normjax.data.tasks.modular import ModularSum
+from normjax.data.tasks.recall import Recall
+from normjax.data.tasks.table import TASKS, build, parameters
+from normjax.data.tasks.task import INFORMATION
 from normjax.errors import UserError
-from normjax.philox import uniforms
-from normjax.tasks.clock import WORD, Clock
-from normjax.tasks.copying import Copying
-from normjax.tasks.counts import Counts, partitions
-from normjax.tasks.floors import DECODERS, FLOORS, INFORMATION_OF, floor
-from normjax.tasks.in_context import InContextChain
-from normjax.tasks.markov import Markov1, Markov2
-from normjax.tasks.modular import ModularSum
-from normjax.tasks.recall import Recall
-from normjax.tasks.table import TASKS, build, parameters
-from normjax.tasks.task import INFORMATION
 
 # --- the law of each task, from its words: every sequence with its probability --------------------
 

@@ -8,7 +8,7 @@ import types
 import pytest
 from corpus_texts import ROOT, run, write
 
-from normjax.tensorflow_free import file_functions
+from normjax.data.tensorflow_free import file_functions
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
@@ -21,9 +21,9 @@ def test_no_tensorflow_even_where_it_is_installed(tmp_path):
     code = """
         import importlib.util
         import sys
-        from normjax import corpora
+        from normjax.data import corpora
         from normjax.errors import UserError
-        from normjax.tensorflow_free import tensorflow_free
+        from normjax.data.tensorflow_free import tensorflow_free
         slow = {"tensorflow_datasets", "jax", "flax", "scipy"} & set(sys.modules)
         assert not slow, slow
         corpora.load(corpora.DataConfig())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from corpus_texts import VERSE, error, write
 
-from normjax import corpora
-from normjax.corpora import DataConfig
+from normjax.data import corpora
+from normjax.data.corpora import DataConfig
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from corpus_texts import VERSE, error, write
 
-from normjax import corpora, scratch, tensorflow_free
-from normjax.corpora import DataConfig
+from normjax.data import corpora, scratch, tensorflow_free
+from normjax.data.corpora import DataConfig
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from corpus_texts import ROOT, VERSE, run, write
 
-from normjax import corpora, token_cache
-from normjax.corpora import DataConfig
+from normjax.data import corpora, token_cache
+from normjax.data.corpora import DataConfig
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
@@ -120,7 +120,7 @@ def test_two_processes_at_once(tmp_path):
     path = write(tmp_path / "t.txt", VERSE * 3000)
     code = f"""
         import time
-        from normjax import corpora
+        from normjax.data import corpora
         while time.time() < {{start}}: pass
         c = corpora.load(corpora.DataConfig(corpus={path!r}))
         print(c.fingerprint, int(c.train.sum(dtype='int64')), type(c.train).__name__)
@@ -152,7 +152,7 @@ def test_same_tokens_in_every_process(tmp_path):
     path = write(tmp_path / "t.txt", VERSE * 50 + "naïve 漢字 " * 30)
     code = f"""
         import hashlib
-        from normjax import corpora, windows
+        from normjax.data import corpora, windows
         c = corpora.load(corpora.DataConfig(corpus={path!r}))
         b = windows.batch(c.train, 5, 17, 12, 64)
         print(c.fingerprint, hashlib.sha256(b.tobytes() + bytes(c.validation)).hexdigest())

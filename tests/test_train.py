@@ -12,10 +12,10 @@ import numpy as np
 import optax
 import pytest
 
-from normjax import optimizer, train
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError
-from normjax.train import Hyper, TrainConfig
+from normjax.training import optimizer, train
+from normjax.training.train import Hyper, TrainConfig
 
 V, T, B = 11, 8, 4
 CONFIG = TrainConfig(steps=50, warmup_steps=3, batch_size=B, patience=3, weight_decay=0.1)

@@ -8,13 +8,14 @@ import json
 import numpy as np
 import pytest
 
-from normjax import configs, grid, runlog
+from normjax import configs
+from normjax.diagnostics import bands, definitions, log, verdict
+from normjax.diagnostics.bands import VerdictConfig
+from normjax.diagnostics.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SPIKE
+from normjax.diagnostics.evidence import Evidence, gather
 from normjax.errors import UserError
-from normjax.grid import Cell, ExperimentConfig
-from normjax.signals import bands, definitions, log, verdict
-from normjax.signals.bands import VerdictConfig
-from normjax.signals.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SPIKE
-from normjax.signals.evidence import Evidence, gather
+from normjax.runs import grid, runlog
+from normjax.runs.grid import Cell, ExperimentConfig
 
 L, S, H = 4, 2, 3
 STEPS = (0, 1, 3, 10, 30, 100, 300, 999)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from normjax.data.vocabulary import VOCABULARIES, Vocabulary
 from normjax.errors import UserError
-from normjax.vocabulary import VOCABULARIES, Vocabulary
 
 
 @pytest.mark.parametrize("text", ["hello", "naïve Ω 漢字 🙂\n\t", "a"])

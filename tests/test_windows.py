@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from normjax import windows
+from normjax.data import windows
+from normjax.data.windows import batch, batches, evaluation_windows
 from normjax.errors import UserError
-from normjax.windows import batch, batches, evaluation_windows
 
 
 def philox(key: tuple[int, int], words: int) -> list[int]:

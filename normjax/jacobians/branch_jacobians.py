@@ -25,9 +25,9 @@ import numpy as np
 from normjax.decoder_config import MLPS, DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.closed_forms import as_float64, norm_jacobian
+from normjax.layers import rotary_angles, rotate
 from normjax.norm_derivatives import Floats
 from normjax.norms import NORMS
-from normjax.positions import rotary_angles, rotate
 
 # --- softmax and MLP ------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from normjax import runlog
 from normjax.errors import UserError
 from normjax.predictions.prediction import Prediction, from_json, to_json
+from normjax.runs import runlog
 
 FORMAT = 1
 FILE = "prediction.json"

@@ -7,15 +7,15 @@ import math
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from normjax.diagnostics import definitions, postmortem, verdict
+from normjax.diagnostics.events import Event
+from normjax.diagnostics.evidence import Series
+from normjax.diagnostics.postmortem import Autopsy
 from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
 from normjax.reporting.signal_data import Signals, short_title
 from normjax.reporting.wording import capital
-from normjax.signals import definitions, postmortem, verdict
-from normjax.signals.events import Event
-from normjax.signals.evidence import Series
-from normjax.signals.postmortem import Autopsy
 
 MOST = 6
 _LOOKS = [

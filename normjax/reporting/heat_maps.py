@@ -14,12 +14,12 @@ from matplotlib.colors import LogNorm, Normalize, to_rgba
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from normjax.diagnostics import definitions
 from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import VERMILLION
 from normjax.reporting.results import DIVERGED, Results
 from normjax.reporting.signal_data import SMALLEST_HEAD, Grid, Signals, grid, short_title
-from normjax.signals import definitions
 
 CHOSEN = (
     "residual/rms_after", "gradient/stream_rms", "attention/logit_max", "attention/entropy_share",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -11,20 +12,22 @@ from markupsafe import Markup, escape
 from normjax.reporting import palette, tables
 from normjax.reporting.drawing import Figure
 
+TEMPLATES = Path(__file__).parent / "templates"
 
-def render(name: str, **values: Any) -> str:
+
+def render(template: Path, **values: Any) -> str:
     """Return a page without scripts or external resources; all text in it is escaped.
 
     Args:
-        name: of the file in ``templates/``; it extends ``base.html.j2``.
+        template: the file; it extends ``base.html.j2`` and may include what lies beside it.
         **values: what the template names; a missing one is an error.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("normjax.reporting"), autoescape=True,
+        loader=jinja2.FileSystemLoader([template.parent, TEMPLATES]), autoescape=True,
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"number": tables.number, "span": tables.span}
-    return environment.get_template(name).render(
+    return environment.get_template(template.name).render(
         light={palette.variable(c)[4:-1]: c for c in palette.DARK},
         dark={palette.variable(c)[4:-1]: d for c, d in palette.DARK.items()},
         **values,

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from normjax import runlog
 from normjax.errors import UserError
 from normjax.reporting import statistics
 from normjax.reporting.results import RATES, Cell, Rates, Results, Run, Variant, finite
+from normjax.runs import runlog
 
 
 def load(workdir: Path) -> Results:

@@ -53,7 +53,7 @@ def render(
     said += trends.sweep(results) if results.x else findings.ablation(results)
     config = results.plan.get("config") or {}
     return html.render(
-        "report.html.j2",
+        html.TEMPLATES / "report.html.j2",
         pretty=pretty,
         plan=results.plan,
         results=results,

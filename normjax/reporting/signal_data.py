@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from normjax import configs, runlog
+from normjax import configs
+from normjax.diagnostics import definitions, evidence, postmortem, self_test, verdict
+from normjax.diagnostics.bands import VerdictConfig
+from normjax.diagnostics.evidence import Evidence, Series
+from normjax.diagnostics.postmortem import Autopsy
+from normjax.diagnostics.self_test import SelfTest
+from normjax.diagnostics.verdict import Verdict
 from normjax.reporting import tables
 from normjax.reporting.results import Results, Variant
-from normjax.signals import definitions, evidence, postmortem, self_test, verdict
-from normjax.signals.bands import VerdictConfig
-from normjax.signals.evidence import Evidence, Series
-from normjax.signals.postmortem import Autopsy
-from normjax.signals.self_test import SelfTest
-from normjax.signals.verdict import Verdict
+from normjax.runs import runlog
 
 VERDICT_COLUMNS = (
     *("run", "cell", "series", "seed", "state", "basis", "first_kind", "first_signal"),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from normjax.diagnostics import bands, definitions, verdict
+from normjax.diagnostics.bands import Band
 from normjax.reporting import autopsies, heat_maps, palette, signal_profiles
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.results import Results
 from normjax.reporting.signal_data import Signals
 from normjax.reporting.wording import listed
-from normjax.signals import bands, definitions, verdict
-from normjax.signals.bands import Band
 
 MARKS = {"well behaved": "●", "drifting": "◐", "unstable": "▲", "diverged": "✕", "unknown": "○"}
 

@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from normjax.diagnostics import definitions
 from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.results import DIVERGED, Results, Variant
 from normjax.reporting.signal_data import Signals, grid, short_title
-from normjax.signals import definitions
 
 _COLUMNS = 4
 _WHEN = (("first", 0), ("last", -1))

@@ -1,0 +1,145 @@
+"""A survey: many decoders measured one after the other, and what is written down of them.
+
+Two files: ``survey.json`` with what each condition was, and ``spectra.npz`` with its arrays under
+``NUMBER/NAME``. The page, the figures and ``spectrum.csv`` are made from those, without JAX
+(:mod:`experiments.spectrum.data`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from experiments.spectrum.measured import Measured, measure
+from experiments.spectrum.predicted import Overlay, overlay, scales
+from normjax.errors import UserError
+from normjax.jacobians.blocks import Parts
+from normjax.reporting import tables
+from normjax.runs import runlog
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """One decoder to measure.
+
+    Attributes:
+      series: what a legend calls it: a placement, or the variant of a run.
+      seed: of its initialization.
+      step: training steps taken; 0 is the initialization.
+      parts: makes its parts, when its turn comes.
+      tokens: (B, T) integers to measure at.
+      main: whether it is looked at in full: theory, identities, whole sequence. The others give
+        their block and stack spectra only.
+      run: the folder of the run, or "".
+    """
+
+    series: str
+    seed: int
+    step: int
+    parts: Callable[[], Parts]
+    tokens: np.ndarray
+    main: bool = True
+    run: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return the condition in a few words."""
+        return f"{self.series}, seed {self.seed}, step {self.step}"
+
+
+def survey(
+    conditions: Iterable[Condition], positions: tuple[int, ...], sequence_length: int, folder: Path,
+    record: dict[str, Any], say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Measure every condition and write ``survey.json`` and ``spectra.npz``.
+
+    A decoder that cannot be measured (values that are not finite) is recorded with the reason and
+    passed over: the others are worth having.
+    """
+    entries: list[dict[str, Any]] = []
+    arrays: dict[str, np.ndarray] = {}
+    for number, condition in enumerate(conditions):
+        parts = None
+        entry: dict[str, Any] = {
+            "series": condition.series, "seed": condition.seed, "step": condition.step,
+            "main": condition.main, "run": condition.run, "positions": list(positions),
+        }  # fmt: skip
+        try:
+            parts = condition.parts()
+            entry |= {
+                "depth": parts.config.depth, "width": parts.config.width,
+                "norm": parts.config.norm, "placement": parts.config.placement,
+                "residual": parts.config.residual, "norm_eps": parts.config.norm_eps,
+            }  # fmt: skip
+            found = measure(
+                parts, condition.tokens, positions,
+                sequence_length=sequence_length if condition.main else 0,
+                identities=condition.main and condition.seed == record["first_seed"],
+            )  # fmt: skip
+        except UserError as error:
+            entry["failed"] = str(error)
+            say(f"{condition.label}: not measured: {error}")
+            entries.append(entry)
+            continue
+        entry["defects"] = found.defects
+        kept = _arrays(found)
+        if condition.step == 0 and condition.seed == record["first_seed"]:
+            laws = _laws(parts, positions[-1], found, condition.main)
+            entry["laws"] = {name: _law_record(law, found, name) for name, law in laws.items()}
+            for name, law in laws.items():
+                kept |= {
+                    f"law/{name}/log_s": law.log_s, f"law/{name}/log_density": law.log_density,
+                    f"scale/{name}": law.scales,
+                }  # fmt: skip
+        elif condition.step == 0 and condition.main:
+            for name, blocks in _pieces(parts.config.depth, True).items():
+                sizes = found.mean_square[blocks[0] - 1, :, -1]
+                kept[f"scale/{name}"] = scales(parts, blocks, positions[-1], sizes)
+        arrays |= {f"{number}/{name}": array for name, array in kept.items()}
+        entries.append(entry)
+        say(f"{condition.label}: {parts.config.depth} blocks measured")
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **cast(dict[str, Any], arrays))
+    tables.write_bytes(folder / "spectra.npz", buffer.getvalue())
+    runlog.write_json(folder / "survey.json", {"format": FORMAT, **record, "conditions": entries})
+
+
+def _arrays(found: Measured) -> dict[str, np.ndarray]:
+    names = ("raw", "deflated", "log_raw", "log_deflated", "mean_square", "sequence")
+    return {name: getattr(found, name) for name in names} | {
+        f"gains/{name}": values for name, values in found.gains.items()
+    }
+
+
+def _pieces(depth: int, whole: bool) -> dict[str, range]:
+    """Return the stack and, where wanted, the first, middle and last block, as ranges of blocks."""
+    pieces = {"stack": range(1, depth + 1)}
+    if whole:
+        pieces |= {f"block {b}": range(b, b + 1) for b in sorted({1, (depth + 1) // 2, depth})}
+    return pieces
+
+
+def _laws(parts: Parts, position: int, found: Measured, main: bool) -> dict[str, Overlay]:
+    return {
+        name: overlay(parts, blocks, position, found.mean_square[blocks[0] - 1, :, -1], main)
+        for name, blocks in _pieces(parts.config.depth, main).items()
+    }
+
+
+def _law_record(law: Overlay, found: Measured, name: str) -> dict[str, Any]:
+    if name == "stack":
+        logs = found.log_deflated[:, -1]
+    else:
+        logs = np.log(found.deflated[int(name.split()[1]) - 1, :, -1])
+    low, high = law.log_edges or (None, None)
+    return {
+        "assumption": law.assumption, "log_low": low, "log_high": high, "log_rms": law.log_rms,
+        "distance": law.distance(logs) if np.isfinite(logs).all() else None,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Where each placement trains, over depth, rate and warm-up."""

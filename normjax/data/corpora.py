@@ -1,0 +1,256 @@
+"""Corpora: a text as two arrays of tokens, training and validation.
+
+The text is that of the plays of Shakespeare (``plays``), of a text file or a folder of them, or of
+a TFDS set (``tfds:NAME``). The arrays are cached and read back as memory maps. In place of a text
+there may be a synthetic task (``task:NAME``), which training draws from in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from normjax.configs import field
+from normjax.data import plays, text_files, tfds_text, token_cache
+from normjax.data.tasks import corpus as task_corpus
+from normjax.data.tasks.corpus import TaskCorpus
+from normjax.data.vocabulary import VOCABULARIES, Vocabulary
+from normjax.data.windows import batches, evaluation_windows
+from normjax.errors import UserError, check_choice
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which text, how it becomes tokens, and how long a window is."""
+
+    corpus: str = field(
+        "plays", "text: plays, tfds:NAME, or the path of a text file or folder; or task:NAME"
+    )
+    vocabulary: str = field("char", "tokens: char (the text's own characters) or byte (UTF-8)")
+    window: int = field(64, "tokens a model sees at once")
+    validation_fraction: float = field(
+        0.1, "last part of a file's or folder's characters that is held out (plays: whole plays)"
+    )
+    cache_dir: str = field("", "folder of cached tokens; empty: $NORMJAX_CACHE, else the user's")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """A text as tokens.
+
+    Attributes:
+      name: as it appears in a report; the last part of a path.
+      description: one sentence with the split rule.
+      vocabulary: between text and tokens.
+      train: (N,) unsigned integers, read-only.
+      validation: (M,) of the same type, read-only.
+      fingerprint: SHA-256 of content, split rule, vocabulary and code format, in hex.
+    """
+
+    name: str
+    description: str
+    vocabulary: Vocabulary
+    train: np.ndarray
+    validation: np.ndarray
+    fingerprint: str
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of different tokens V."""
+        return self.vocabulary.size
+
+    @property
+    def uniform_loss(self) -> float:
+        """Nats per token of a model that knows nothing: log V."""
+        return math.log(self.vocabulary_size)
+
+    @functools.cached_property
+    def unigram_loss(self) -> float:
+        """Nats per validation token of a model that knows only how frequent tokens are.
+
+        ``-sum_v m_v log((n_v + 1) / (N + V)) / M`` with counts n in training and m in validation.
+        """
+        n, m = (_counts(x, self.vocabulary_size) for x in (self.train, self.validation))
+        return float(-(m * np.log((n + 1) / (n.sum() + len(n)))).sum() / m.sum())
+
+    @property
+    def extent(self) -> str:
+        """How much there is to train and to evaluate on, in words."""
+        return f"{len(self.train):,} training and {len(self.validation):,} validation tokens"
+
+    def training_batches(
+        self, seed: int, first: int, count: int, size: int, window: int
+    ) -> np.ndarray:
+        """Return the windows of ``count`` steps from ``first`` on: (count, B, T + 1) int32."""
+        return batches(self.train, seed, first, count, size, window)
+
+    def evaluation_set(self, window: int, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return fixed windows (W, T + 1) int32 and weights (W, T) float32; count 0: all."""
+        return evaluation_windows(self.validation, window, count)
+
+    def evaluation_words(self, count: int) -> str:
+        """Say what :meth:`evaluation_set` is, in words."""
+        return "non-overlapping windows, " + (
+            "evenly spaced over the validation part" if count else "the whole validation part"
+        )
+
+    def target_weights(self, window: int) -> np.ndarray | None:
+        """Return the weights of target positions in training: None, all count."""
+        return None
+
+    def record(self) -> dict[str, Any]:
+        """Return the corpus as a plan lists it."""
+        return {
+            "name": self.name, "description": self.description,
+            "vocabulary": self.vocabulary.kind, "vocabulary_size": self.vocabulary_size,
+            "train_tokens": len(self.train), "validation_tokens": len(self.validation),
+            "fingerprint": self.fingerprint,
+            "unigram_loss": self.unigram_loss, "uniform_loss": self.uniform_loss,
+        }  # fmt: skip
+
+    def task_record(self) -> dict[str, Any] | None:
+        """Return None: a text is no task."""
+        return None
+
+
+AnyCorpus = Corpus | TaskCorpus
+"""What training draws from: a text or a synthetic task."""
+
+
+def _counts(tokens: np.ndarray, size: int, chunk: int = 1 << 22) -> np.ndarray:
+    """Return how often each token occurs; in pieces, because bincount widens to 64 bits."""
+    pieces = (tokens[i : i + chunk] for i in range(0, len(tokens), chunk))
+    return sum((np.bincount(p, minlength=size) for p in pieces), np.zeros(size, np.int64))
+
+
+class _Source(NamedTuple):
+    """Where a text comes from; ``identity`` says what it is without reading more than needed."""
+
+    name: str
+    description: str
+    identity: str
+    texts: Callable[[], tuple[str, str]]
+
+
+def load(config: DataConfig) -> AnyCorpus:
+    """Return the corpus that a configuration names, from the cache when it was read before.
+
+    A name task:NAME gives a :class:`normjax.data.tasks.corpus.TaskCorpus`; nothing of it is cached.
+
+    Raises:
+      UserError: anything wrong with the configuration or the text, before anything is written.
+
+    Examples:
+      load(DataConfig()).vocabulary_size  # 77
+      load(DataConfig(corpus="poems/", vocabulary="byte"))
+    """
+    _check(config)
+    if config.corpus.startswith(task_corpus.PREFIX):
+        return _task(config)
+    source = _source(config)
+    fingerprint = token_cache.fingerprint(config.vocabulary, source.identity)
+    folder = token_cache.root(config.cache_dir) / fingerprint
+    entry = token_cache.read(folder)
+    if entry is None:
+        entry = _encode(config.vocabulary, *source.texts())
+        _check_lengths(config, entry)
+        entry = token_cache.write(folder, entry)
+    _check_lengths(config, entry)
+    return Corpus(source.name, source.description, *entry, fingerprint)
+
+
+def _task(config: DataConfig) -> TaskCorpus:
+    if config.vocabulary != DataConfig.vocabulary:
+        raise UserError(
+            f"data.vocabulary={config.vocabulary}: {config.corpus} has tokens of its own;"
+            " leave --config.data.vocabulary away"
+        )
+    return task_corpus.load(config.corpus, config.window)
+
+
+def _check(config: DataConfig) -> None:
+    check_choice("data.vocabulary", config.vocabulary, VOCABULARIES)
+    if not config.corpus.strip():
+        raise UserError(f"data.corpus={config.corpus!r}: must name a text; pass {text_files.NAMES}")
+    if config.window < 1:
+        raise UserError(
+            f"data.window={config.window}: must be at least 1; pass --config.data.window=64"
+        )
+    if not 0 < config.validation_fraction < 1:
+        raise UserError(
+            f"data.validation_fraction={config.validation_fraction}: must lie between 0 and 1; "
+            "pass --config.data.validation_fraction=0.1"
+        )
+
+
+def _source(config: DataConfig) -> _Source:
+    corpus = config.corpus
+    if corpus == "plays":
+        return _plays()
+    if corpus.startswith("tfds:"):
+        return _named(config, corpus.removeprefix("tfds:"))
+    return _divided(config, *text_files.read(corpus))
+
+
+def _plays() -> _Source:
+    held = ", ".join(p.replace("-", " ").title() for p in plays.HELD_OUT)
+    return _Source(
+        "plays",
+        f"38 plays of Shakespeare as plain text; held out for validation, whole: {held}",
+        plays.identity(),
+        plays.read,
+    )
+
+
+def _named(config: DataConfig, name: str) -> _Source:
+    if not name:
+        raise UserError(
+            f"data.corpus={config.corpus}: must name a TFDS set; "
+            "pass --config.data.corpus=tfds:tiny_shakespeare"
+        )
+    folder = token_cache.root(config.cache_dir) / "tfds"
+    train, validation, full_name = tfds_text.read(name, folder)
+    if validation is None:
+        return _divided(config, name, f"TFDS set {full_name}", train)
+    texts = text_files.clean(config.corpus, train), text_files.clean(config.corpus, validation)
+    identity = " ".join(_sha256(t) for t in texts)
+    return _Source(name, f"TFDS set {full_name} with its own splits", identity, lambda: texts)
+
+
+def _divided(config: DataConfig, name: str, what: str, text: str) -> _Source:
+    """Return a source whose last characters are held out: the first ``int(n (1 - f))`` train."""
+    text = text_files.clean(config.corpus, text)
+    at = int(len(text) * (1 - config.validation_fraction))
+    digest = _sha256(text)
+    percent = f"{100 * config.validation_fraction:g} %"
+    return _Source(
+        name,
+        f"{what}, {len(text)} characters; held out for validation: the last {percent}",
+        f"{digest} split at {at}",
+        lambda: (text[:at], text[at:]),
+    )
+
+
+def _encode(kind: str, train: str, validation: str) -> token_cache.Entry:
+    vocabulary = Vocabulary.of(kind, train, validation)
+    return token_cache.Entry(vocabulary, vocabulary.encode(train), vocabulary.encode(validation))
+
+
+def _check_lengths(config: DataConfig, entry: token_cache.Entry) -> None:
+    for part, tokens in (("training", entry.train), ("validation", entry.validation)):
+        if len(tokens) < config.window + 1:
+            raise UserError(
+                f"data.window={config.window}: the {part} part of {config.corpus} has "
+                f"{len(tokens)} tokens and a window needs {config.window + 1}; pass a longer text, "
+                "a smaller --config.data.window or another --config.data.validation_fraction"
+            )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,146 @@
+"""What a run folder tells a judge: signals by name over their steps, metrics, how the run ended.
+
+No JAX is imported here. Nothing is required: a missing or damaged file is less evidence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normjax.diagnostics import definitions, log
+from normjax.runs import runlog
+
+METRICS = {"train/loss": "loss of the training batches", "validation/loss": "validation loss",
+           "gradient/norm": "gradient norm"}  # fmt: skip
+
+NO_COUNTS = (np.zeros(0, int), np.zeros(0, int))
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One signal of one run over the steps at which it was measured.
+
+    Attributes:
+      name: with brackets.
+      steps: (n,) ascending.
+      values: (n, ...) float64, the axes of the signal after the first; NaN and infinities included.
+    """
+
+    name: str
+    steps: np.ndarray
+    values: np.ndarray
+
+    @property
+    def flat(self) -> np.ndarray:
+        """The values as (n, places)."""
+        return self.values.reshape(len(self.steps), -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """All that is known of a run.
+
+    Attributes:
+      series: signals by name.
+      metrics: of metrics.jsonl by name: losses and gradient norm, NaN where they are null.
+      skipped: (steps, skipped updates until then).
+      state: as in status.json; "missing" without one.
+      diverged_at: first step of the streak that ended it, counted from 1, or None.
+      sublayers: what the sub-layer axis holds.
+      warmup: steps of warm-up.
+    """
+
+    series: Mapping[str, Series]
+    metrics: Mapping[str, Series] = dataclasses.field(default_factory=dict)
+    skipped: tuple[np.ndarray, np.ndarray] = NO_COUNTS
+    state: str = "missing"
+    diverged_at: int | None = None
+    sublayers: tuple[str, ...] = definitions.SUBLAYER_ORDER
+    warmup: int = 0
+
+
+def gather(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> dict[str, Series]:
+    """Return the series of samples ``(step, {name: array})``, ascending.
+
+    Of arrays with several shapes under one name those of the commonest shape are kept.
+
+    >>> gather([(0, {"loss/value": np.array(3.0)}), (4, {})])["loss/value"].steps
+    array([0])
+    """
+    found: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for step, values in samples:
+        for name, value in values.items():
+            found.setdefault(name, []).append((step, np.asarray(value, np.float64)))
+    out = {}
+    for name, pairs in found.items():
+        shape, _ = Counter(value.shape for _, value in pairs).most_common(1)[0]
+        kept = [(step, value) for step, value in pairs if value.shape == shape]
+        if np.prod(shape, dtype=int):
+            steps = np.array([step for step, _ in kept])
+            out[name] = Series(name, steps, np.stack([value for _, value in kept]))
+    return out
+
+
+def read(run_dir: str | Path) -> Evidence:
+    """Return the evidence in a run folder, which may be empty or absent."""
+    folder = Path(run_dir)
+    status, config = _object(folder / "status.json"), _object(folder / "config.json")
+    lines = runlog.read_metrics(folder)
+    model, training = (_dict(config.get(name)) for name in ("model", "train"))
+    at, warmup = status.get("diverged_at"), training.get("warmup_steps")
+    return Evidence(
+        series=gather(log.read_signals(folder)),
+        metrics={
+            name: _metric(name, lines) for name in METRICS if any(name in line for line in lines)
+        },
+        skipped=_skipped(lines),
+        state=_state(folder, status, lines),
+        diverged_at=at if isinstance(at, int) else None,
+        sublayers=definitions.sublayer_names(model),
+        warmup=warmup if isinstance(warmup, int) else 0,
+    )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return runlog.read_object(path) or {}
+    except OSError:
+        return {}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if plain else float("nan")
+
+
+def _metric(name: str, lines: list[dict[str, Any]]) -> Series:
+    # At step 0 nothing has been trained: there is no training loss yet, rather than a bad one.
+    lines = [line for line in lines if name == "validation/loss" or line["step"] > 0]
+    lines = [line for line in lines if name in line]
+    steps = np.array([line["step"] for line in lines], int)
+    return Series(name, steps, np.array([_number(line.get(name)) for line in lines]))
+
+
+def _skipped(lines: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    counts = [(line["step"], _number(line.get("update/skipped"))) for line in lines]
+    kept = [(step, int(count)) for step, count in counts if np.isfinite(count)]
+    return np.array([s for s, _ in kept], int), np.array([c for _, c in kept], int)
+
+
+def _state(folder: Path, status: Mapping[str, Any], lines: list[dict[str, Any]]) -> str:
+    """A run that came to its end without a finite loss counts as diverged."""
+    state = str(status.get("state") or ("interrupted" if lines else "missing"))
+    if state == "done" and lines and lines[-1]["step"] == status.get("steps"):
+        last = _number(lines[-1].get("validation/loss"))
+        return "done" if np.isfinite(last) else "diverged"
+    return state

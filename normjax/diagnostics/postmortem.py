@@ -1,0 +1,228 @@
+"""What dense signals around a divergence say: which moved first, where, when, by which factor.
+
+A signal has moved once it is :data:`MOVED` times its baseline, or baseline over that, and stays so
+to the last finite value; the baseline is its own median over the first fifth of the steps before
+the bad one, ten at most. All but the replay itself is here, without JAX: pages are made from these
+files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normjax.diagnostics import bands, definitions, events, log, verdict
+from normjax.diagnostics.bands import Band
+from normjax.diagnostics.events import DRIFT, NON_FINITE, Event
+from normjax.diagnostics.evidence import Evidence, Series, gather
+from normjax.runs import runlog
+
+FILE, SIGNALS_FILE = "autopsy.json", "autopsy.jsonl"
+MOVED = 5.0
+BASELINE = 10
+_SIGNED = ("branch/stream_cosine", "loss/slope", "loss/curvature")
+_STEP_SIZES = ("update/parameter_ratio", "update/norm")
+_OWN_ZERO = ("instrument/radial_defect", "instrument/radial_defect_last")
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One comparison of the replay with the run: what, whether it agrees, in words."""
+
+    name: str
+    agrees: bool
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Autopsy:
+    """What a replay of a diverged run found. Steps are those *before* which was measured, from 0.
+
+    Attributes:
+      bad_step: the first step of the streak that ended the run.
+      start: where the replay began: a checkpoint, or 0.
+      first, last: the measured steps.
+      checks: whether the replay is the run again.
+      events: what moved, what left its band, what was not finite; first things first.
+      sentence: in words.
+    """
+
+    bad_step: int
+    start: int
+    first: int
+    last: int
+    checks: tuple[Check, ...]
+    events: tuple[Event, ...]
+    sentence: str
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether the replay agrees with the run in everything that could be compared."""
+        return all(check.agrees for check in self.checks)
+
+    def record(self) -> dict[str, Any]:
+        """Return the autopsy as JSON values."""
+        return {**dataclasses.asdict(self), "reproduced": self.reproduced}
+
+
+def examine(
+    samples: Iterable[tuple[int, Mapping[str, np.ndarray]]], bad_step: int, start: int,
+    checks: Sequence[Check], sublayers: Sequence[str] = definitions.SUBLAYER_ORDER,
+    schedule: Mapping[int, float] | None = None,
+) -> Autopsy:  # fmt: skip
+    """Return what dense samples say.
+
+    Args:
+      samples: (step, {signal: array}), ascending, one step apart.
+      bad_step: the first step that was not finite in the run.
+      start: where the replay began.
+      checks: of the replay against the run.
+      sublayers: what the sub-layer axis holds.
+      schedule: learning rate by step in units of its peak; sizes of steps are divided by it, so
+        that a warm-up is no movement.
+    """
+    samples = list(samples)
+    series = gather(samples)
+    found = Evidence(series, sublayers=tuple(sublayers))
+    out: list[Event] = []
+    for name, each in series.items():
+        if definitions.split(name)[0] not in definitions.SIGNALS:
+            continue
+        out += moved(each, bad_step, found.sublayers, schedule)
+        out += events.non_finite(each, found.sublayers)
+        for band in bands.BANDS:
+            if band.against in ("value", "layers") and band.covers(name):
+                out += [e for e in events.departures(each, band, found) if e.kind == DRIFT]
+    steps = [step for step, _ in samples]
+    ordered = events.ordered(out)
+    return Autopsy(
+        bad_step, start, min(steps, default=start), max(steps, default=start), tuple(checks),
+        ordered, _sentence(ordered, checks, bad_step, start, steps),
+    )  # fmt: skip
+
+
+def moved(
+    series: Series, bad_step: int, sublayers: Sequence[str],
+    schedule: Mapping[int, float] | None = None,
+) -> list[Event]:  # fmt: skip
+    """Return where and when a signal first moved away from its baseline for good, if it did.
+
+    >>> values = np.array([1.0, 1.1, 0.9, 1.0, 8.0, 90.0])[:, None]
+    >>> s = Series("mlp/activation_rms", np.arange(6), values)
+    >>> event = moved(s, 6, ("attention", "mlp"))[0]
+    >>> event.step, event.layer, round(event.factor, 1)
+    (4, 1, 8.0)
+    """
+    signal = definitions.split(series.name)[0]
+    if signal in _SIGNED + _OWN_ZERO:
+        return []
+    ratio = over_baseline(series, bad_step, schedule)
+    low = -math.inf if signal in _STEP_SIZES else 1 / MOVED
+    band = Band(series.name, low, MOVED, "baseline", reason="moved away from its baseline")
+    found = [e for e in events.leave(series, band, ratio, 0, sublayers) if e.kind == DRIFT]
+    # Beyond its baseline, not beyond the bound: that is what a reader wants to know.
+    return [dataclasses.replace(e, factor=(e.factor or 1.0) * MOVED, limit=1.0,
+                                largest=(e.largest or 1.0) * MOVED) for e in found]  # fmt: skip
+
+
+def over_baseline(
+    series: Series, bad_step: int, schedule: Mapping[int, float] | None = None
+) -> np.ndarray:
+    """Return (n, places): a signal over its baseline; NaN where that is not above 0."""
+    values = np.where(np.isfinite(series.flat), series.flat, np.nan)
+    if schedule and definitions.split(series.name)[0] in _STEP_SIZES:
+        rates = np.array([schedule.get(int(step), math.nan) for step in series.steps])
+        values = values / np.where(rates > 0, rates, np.nan)[:, None]
+    count = max(1, min(BASELINE, int((series.steps < bad_step).sum()) // 5))
+    columns = []
+    for column in values.T:
+        early = column[np.isfinite(column)][:count]
+        middle = float(np.median(early)) if len(early) else math.nan
+        columns.append(column / (middle if middle > 0 else math.nan))
+    return np.stack(columns, axis=1)
+
+
+ECHOES = (
+    "read/rms", "attention/logit_std", "attention/entropy", "attention/saturated_share",
+    "gain/mean", "gain/min", "branch/stream_ratio", *_STEP_SIZES,
+)  # fmt: skip
+"""What moves because another signal does: told among the events, not drawn."""
+
+
+def leading(autopsy: Autopsy, count: int = 6) -> list[Event]:
+    """Return the first event of each signal that moved, first things first, without echoes."""
+    first: dict[str, Event] = {}
+    for event in autopsy.events:
+        if event.against == "baseline" and definitions.split(event.signal)[0] not in ECHOES:
+            first.setdefault(definitions.split(event.signal)[0], event)
+    return list(first.values())[:count]
+
+
+def write(run_dir: Path, autopsy: Autopsy) -> None:
+    """Write ``autopsy.json``; the signals beside it are written while replaying."""
+    runlog.write_json(run_dir / FILE, autopsy.record())
+
+
+def read(run_dir: str | Path) -> tuple[Autopsy, dict[str, Series]] | None:
+    """Return an autopsy and its dense signals; None where there is none, or it is damaged."""
+    folder = Path(run_dir)
+    record = runlog.read_object(folder / FILE)
+    if record is None:
+        return None
+    try:
+        record.pop("reproduced", None)
+        checks = tuple(Check(**check) for check in record.pop("checks"))
+        happened = tuple(Event(**event) for event in record.pop("events"))
+        autopsy = Autopsy(checks=checks, events=happened, **record)
+    except (KeyError, TypeError):
+        return None
+    return autopsy, gather(log.read_signals(folder, SIGNALS_FILE))
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _sentence(
+    happened: Sequence[Event], checks: Sequence[Check], bad_step: int, start: int,
+    steps: Sequence[int],
+) -> str:  # fmt: skip
+    if not steps:
+        return "Nothing was measured."
+    origin = "the initialization" if start == 0 else f"the checkpoint of step {start}"
+    text = [f"Replayed from {origin}, measured before every step from {steps[0]} to {steps[-1]};"
+            f" step {bad_step} was the first whose result was not finite."]  # fmt: skip
+    first = next((e for e in happened if e.against == "baseline" and e.step <= bad_step), None)
+    out = next((e for e in happened if e.kind == DRIFT and e.against != "baseline"), None)
+    if out is not None and out.step <= min(first.step if first else bad_step, bad_step):
+        at = verdict.where(out)
+        text.append(
+            f"First out of its band was the {verdict.title(out.signal)}"
+            + (f" in {at}" if at else "") + f", before step {out.step}: {verdict.beyond(out)}."
+        )  # fmt: skip
+    if first is not None:
+        at = verdict.where(first)
+        text.append(
+            f"First to move was the {verdict.title(first.signal)}" + (f" in {at}" if at else "")
+            + f", before step {first.step}: {verdict.times(first.factor or 1.0)} times"
+            + (" below" if first.below else "") + " its baseline."
+        )  # fmt: skip
+    else:
+        text.append("No signal moved away from its baseline before that.")
+    lost = next((e for e in happened if e.kind == NON_FINITE), None)
+    if lost is not None:
+        at = verdict.where(lost)
+        text.append(
+            f"First not to be finite was the {verdict.title(lost.signal)}"
+            + (f" in {at}" if at else "") + f", before step {lost.step}."
+        )  # fmt: skip
+    wrong = [check.text for check in checks if not check.agrees]
+    if wrong:
+        text.append("The replay is not the run again: " + "; ".join(wrong) + ".")
+    elif checks:
+        text.append("The replay is the run again: " + "; ".join(c.text for c in checks) + ".")
+    return " ".join(text)

@@ -1,0 +1,1 @@
+"""Runs: the grid of them, their folders, and what carries them out."""

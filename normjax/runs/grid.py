@@ -1,0 +1,227 @@
+"""A grid: cells (what is changed) times seeds and rates, as runs, grouped into cohorts.
+
+A *cell* changes the program: placement, depth, a removed part. Its runs differ in what is an array:
+seed, learning rate, weight decay, initial scale. Runs of one program form a *cohort* and train
+together. A run's name ends in a hash of all that defines its result, so that a grid started again
+knows what it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from normjax import configs, decoder_config
+from normjax.configs import field
+from normjax.data import corpora
+from normjax.decoder import Decoder, DecoderConfig
+from normjax.diagnostics import bands
+from normjax.diagnostics.bands import VerdictConfig
+from normjax.errors import UserError, suggest
+from normjax.training import train
+from normjax.training.train import Hyper, TrainConfig
+
+FORMAT = 1
+MAX_SEED = 2**31 - 1
+MAX_SEEDS = 10_000
+# How a run is computed, not what it computes: not part of its name.
+MANNER = (
+    *("chunk_steps", "checkpoint_seconds", "checkpoint_every", "keep_checkpoints"),
+    *("parallel", "lanes", "signals", "signal_points", "signal_every"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GridConfig:
+    """Which runs there are. Empty lists stand for the one value in ``config.train``."""
+
+    seeds: int = field(3, "runs per variant, with seeds first_seed, first_seed + 1, ...")
+    first_seed: int = field(0, "the first seed")
+    variants: tuple[str, ...] = field((), "names of the variants to run; empty: all")
+    learning_rates: tuple[float, ...] = field((), "peak learning rates; empty: train.learning_rate")
+    weight_decays: tuple[float, ...] = field((), "weight decays; empty: train.weight_decay")
+    init_scales: tuple[float, ...] = field((), "initialization scales; empty: train.init_scale")
+    depths: tuple[int, ...] = field((), "depths, where the experiment varies them; empty: its own")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """All that an experiment can be told."""
+
+    model: DecoderConfig = DecoderConfig()
+    data: corpora.DataConfig = corpora.DataConfig()
+    train: TrainConfig = TrainConfig()
+    grid: GridConfig = GridConfig()
+    verdict: VerdictConfig = VerdictConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The number that an experiment varies besides the series, such as depth."""
+
+    name: str
+    label: str
+    scale: str = "linear"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One program of the grid: a name and what it changes in the configuration."""
+
+    name: str
+    title: str
+    description: str
+    changes: Mapping[str, Any]
+    series: str = ""
+    x: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What an experiment asks, as its report will print it."""
+
+    experiment: str
+    preset: str
+    title: str
+    question: str
+    hypothesis: str
+    baseline: str
+    notes: tuple[str, ...] = ()
+    x: Axis | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training run."""
+
+    id: str
+    cell: Cell
+    config: ExperimentConfig
+    hyper: Hyper
+
+    def record(self) -> dict[str, Any]:
+        """Return the run as grid.json lists it."""
+        seed, rate, decay, scale = self.hyper
+        return {
+            "id": self.id, "cell": self.cell.name, "seed": seed, "learning_rate": rate,
+            "weight_decay": decay, "init_scale": scale, "steps": self.config.train.steps,
+        }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class CohortPlan:
+    """Runs that share one program."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The configuration that the runs share."""
+        return self.runs[0].config
+
+    @property
+    def name(self) -> str:
+        """The names of its cells."""
+        return " + ".join(dict.fromkeys(run.cell.name for run in self.runs))
+
+    def model(self, vocabulary: int) -> Decoder:
+        """The decoder that the runs train."""
+        return Decoder(self.config.model, vocabulary, self.config.data.window)
+
+
+def select(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
+    """Return the cells whose series or name is listed; all of them for an empty list."""
+    if not names:
+        return list(cells)
+    known = list(dict.fromkeys(n for cell in cells for n in (cell.series or cell.name, cell.name)))
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"config.grid.variants={name}: must be among {', '.join(known)}"
+                f"{suggest(name, known)}"
+            )
+    return [cell for cell in cells if {cell.name, cell.series} & set(names)]
+
+
+def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None:
+    """Raise :class:`UserError` for anything in the grid that cannot be run."""
+    g = config.grid
+    if not 1 <= g.seeds <= MAX_SEEDS:
+        raise UserError(
+            f"config.grid.seeds={g.seeds}: must be from 1 to {MAX_SEEDS}; intervals need 2 or more"
+        )
+    if not 0 <= g.first_seed <= MAX_SEED - g.seeds:
+        raise UserError(
+            f"config.grid.first_seed={g.first_seed}: must be from 0 to {MAX_SEED - g.seeds}"
+        )
+    for name in ("learning_rates", "weight_decays", "init_scales"):
+        for value in getattr(g, name):
+            if not 0 <= value <= train.LARGEST:
+                raise UserError(f"config.grid.{name}={value}: must be finite and at least 0")
+        if len(set(getattr(g, name))) < len(getattr(g, name)):
+            listed = ",".join(str(value) for value in getattr(g, name))
+            raise UserError(f"config.grid.{name}={listed}: lists a value twice; list each once")
+    bands.check(config.verdict)
+    for cell in cells:
+        changed = configs.replace(config, cell.changes)
+        decoder_config.check(changed.model)
+        train.check(changed.train, devices if changed.train.parallel == "data" else 1)
+
+
+def plan(config: ExperimentConfig, cells: Sequence[Cell], fingerprint: str) -> list[CohortPlan]:
+    """Return the cohorts of a grid, in the order of its cells.
+
+    Args:
+      config: the experiment's configuration, which each cell changes.
+      cells: what is varied besides seeds and rates.
+      fingerprint: of the corpus; it is part of what defines a run.
+    """
+    g, groups = config.grid, {}
+    for cell in cells:
+        changed = configs.replace(config, cell.changes)
+        t = changed.train
+        hypers = [
+            Hyper(g.first_seed + seed, rate, decay, scale)
+            for rate, decay, scale, seed in itertools.product(
+                g.learning_rates or (t.learning_rate,), g.weight_decays or (t.weight_decay,),
+                g.init_scales or (t.init_scale,), range(g.seeds),
+            )
+        ]  # fmt: skip
+        for hyper in hypers:
+            identity = _identity(changed, hyper, fingerprint)
+            run = Run(f"{cell.name}-s{hyper.seed}-{configs.digest(identity)}", cell, changed, hyper)
+            identity.pop("hyper")
+            groups.setdefault(configs.digest(identity, 64), []).append(run)
+    return [CohortPlan(tuple(runs)) for runs in groups.values()]
+
+
+def identity(question: Question, config: ExperimentConfig, fingerprint: str) -> str:
+    """Return the SHA-256 of what a grid asks: question, configuration, corpus, rates.
+
+    Its extent (seeds, variants, depths) and how it is computed are no part of it: a grid that is
+    given more seeds asks the same.
+    """
+    asked = _identity(config, Hyper(0, 0.0, 0.0, 0.0), fingerprint)
+    asked.pop("hyper")
+    t = config.train
+    return configs.digest(
+        asked | {
+            "experiment": question.experiment, "question": question.question,
+            "baseline": question.baseline,
+            "learning_rates": list(config.grid.learning_rates or (t.learning_rate,)),
+            "weight_decays": list(config.grid.weight_decays or (t.weight_decay,)),
+            "init_scales": list(config.grid.init_scales or (t.init_scale,)),
+        }, 64,
+    )  # fmt: skip
+
+
+def _identity(config: ExperimentConfig, hyper: Hyper, fingerprint: str) -> dict[str, Any]:
+    train_config = configs.to_dict(config.train)
+    for name in (*MANNER, "learning_rate", "weight_decay", "init_scale"):
+        train_config.pop(name)
+    return {
+        "format": FORMAT, "model": configs.to_dict(config.model), "train": train_config,
+        "corpus": fingerprint, "window": config.data.window, "hyper": list(hyper),
+    }  # fmt: skip

@@ -1,0 +1,164 @@
+"""Carry out a grid in a workdir: check it, plan it, train what is left, report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from normjax import configs
+from normjax.data import corpora
+from normjax.data.corpora import AnyCorpus
+from normjax.decoder import Decoder
+from normjax.diagnostics import postmortem
+from normjax.diagnostics.autopsy import autopsy
+from normjax.errors import UserError
+from normjax.predictions import given, record
+from normjax.predictions.prediction import SERIES, Candidate
+from normjax.reporting import report
+from normjax.runs import estimates, grid, provenance, runlog
+from normjax.runs.cohort_run import CohortRun
+from normjax.runs.experiment import Interrupted, Options, Outcome, check_workdir, working_in
+from normjax.runs.grid import Cell, CohortPlan, ExperimentConfig, Question
+from normjax.runs.progress import Progress, TimeLeft
+from normjax.runs.stopping import StopRequest, stop_on_signals
+
+MOST_REPLAYED = 2000
+"""Diverged runs that take more steps to replay are left to a call of one's own."""
+
+
+def carry_out(
+    question: Question, cells: Sequence[Cell], config: ExperimentConfig, options: Options
+) -> Outcome | None:
+    """Run what is left of a grid and write its report; return its headline and its page.
+
+    Everything that can be wrong with the request is found before anything is written.
+
+    Raises:
+      UserError: the request cannot be carried out.
+      LockedError: another process works in the workdir.
+      Interrupted: a signal asked to stop; all is saved.
+    """
+    every, cells = cells, grid.select(cells, config.grid.variants)
+    devices = jax.local_devices()
+    grid.check(config, cells, len(devices))
+    check_workdir(options.workdir)
+    corpus = corpora.load(config.data)
+    cohorts = grid.plan(config, cells, corpus.fingerprint)
+    asked = grid.identity(question, config, corpus.fingerprint)
+    prediction = given.prepare(
+        options.predict, _candidates(every, cells), options.workdir, asked, options.dry_run
+    )
+    if options.dry_run:
+        print(estimates.describe(cohorts, corpus, devices))
+        return None
+    try:
+        with working_in(options), stop_on_signals() as stop:
+            plan = _record(question, cells, config, corpus, cohorts, options.command)
+            argument = f"--predict={options.predict}"
+            stored = record.settle(options.workdir, argument, prediction, asked)
+            plan |= {"identity": asked, **({"prediction": stored} if stored else {})}
+            runlog.write_json(options.workdir / "grid.json", plan)
+            with Progress([cohort.name for cohort in cohorts], options.live) as progress:
+                _train_all(cohorts, corpus, options, progress, stop)
+                _autopsies(cohorts, options, progress, stop)
+            page = report.write(options.workdir)
+        return Outcome(report.headline(options.workdir), page)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"config.train.batch_size={config.train.batch_size}: not enough memory; take a smaller"
+            " batch_size, model or train.chunk_steps, or --config.model.remat"
+        ) from None
+
+
+def _candidates(every: Sequence[Cell], planned: Sequence[Cell]) -> list[Candidate]:
+    """Return what a prediction may name: variants, and the series of several of them."""
+    names = {cell.name for cell in planned}
+    found = [
+        Candidate(cell.name, cell.title, cell.description, planned=cell.name in names)
+        for cell in every
+    ]
+    running = {cell.series for cell in planned}
+    taken = {cell.name for cell in every}
+    lines = dict.fromkeys(cell.series for cell in every if cell.series not in ("", *taken))
+    return found + [Candidate(name, subject=SERIES, planned=name in running) for name in lines]
+
+
+def _record(
+    question: Question, cells: Sequence[Cell], config: ExperimentConfig, corpus: AnyCorpus,
+    cohorts: Sequence[CohortPlan], command: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the plan as grid.json holds it: the report is made from this and the run folders."""
+    models = {}
+    for cell in cells:
+        changed = configs.replace(config, cell.changes)
+        models[cell.name] = Decoder(changed.model, corpus.vocabulary_size, changed.data.window)
+    final = config.train.final_windows
+    windows, weights = corpus.evaluation_set(config.data.window, final)
+    between, _ = corpus.evaluation_set(config.data.window, config.train.evaluation_windows)
+    task = corpus.task_record()
+    series = {cell.series or cell.name for cell in cells}
+    baseline = (
+        question.baseline if question.baseline in series else (cells[0].series or cells[0].name)
+    )
+    return {
+        "format": grid.FORMAT,
+        "experiment": question.experiment, "preset": question.preset, "command": command,
+        "title": question.title, "question": question.question,
+        "hypothesis": question.hypothesis, "notes": list(question.notes), "baseline": baseline,
+        "x": dataclasses.asdict(question.x) if question.x else None,
+        "config": configs.to_dict(config),
+        "corpus": corpus.record(), **({"task": task} if task else {}),
+        "evaluation": {
+            "windows": len(windows), "tokens": int(weights.sum()),
+            "description": corpus.evaluation_words(final)
+            + f"; between, every {config.train.evaluate_every} steps, on {len(between)} windows"
+            " of the same part",
+        },
+        "cells": [
+            {
+                "name": cell.name, "series": cell.series or cell.name, "x": cell.x,
+                "title": cell.title, "description": cell.description,
+                "changes": dict(cell.changes),
+                "parameters": models[cell.name].parameter_count(),
+                "flops_per_token": models[cell.name].flops_per_token(),
+            }
+            for cell in cells
+        ],
+        "runs": [run.record() for cohort in cohorts for run in cohort.runs],
+    }  # fmt: skip
+
+
+def _train_all(
+    cohorts: Sequence[CohortPlan], corpus: AnyCorpus, options: Options, progress: Progress,
+    stop: StopRequest,
+) -> None:  # fmt: skip
+    work = [estimates.training_flops(cohort, corpus.vocabulary_size) for cohort in cohorts]
+    left = TimeLeft(sum(work))
+    environment = provenance.environment()
+    for cohort, flops in zip(cohorts, work, strict=True):
+        trainer = CohortRun(cohort, corpus, options.workdir, progress, left, flops, environment)
+        finished = not stop and trainer.carry_on(stop)
+        if not finished:
+            raise Interrupted(f"stopped by {stop.signal}; go on with: {options.command}")
+
+
+def _autopsies(
+    cohorts: Sequence[CohortPlan], options: Options, progress: Progress, stop: StopRequest
+) -> None:
+    """Replay diverged runs that were not yet, where signals are measured."""
+    for run in (run for cohort in cohorts for run in cohort.runs):
+        folder = runlog.run_folder(options.workdir, run.id)
+        if run.config.train.signals == "off" or runlog.run_state(folder) != "diverged":
+            continue
+        if stop or runlog.read_object(folder / postmortem.FILE) is not None:
+            continue
+        try:
+            said = autopsy(folder, most_replayed=MOST_REPLAYED).sentence
+        except UserError as error:
+            said = f"no autopsy: {error}"
+        progress.say(f"{run.id}: {said}")

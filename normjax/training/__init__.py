@@ -1,0 +1,1 @@
+"""Training: optimizer, step, cohorts, checkpoints, a trained run opened again."""

@@ -1,0 +1,299 @@
+"""Training: the state of a run, one step, a chunk of steps on the device, evaluation.
+
+One step function serves every way of running it: under jit, under pmap with runs spread over
+devices, and under pmap with each batch split over devices and gradients averaged.
+
+A step whose loss or gradient is not finite changes nothing but a counter. A run that takes
+``patience`` of them in a row has diverged: it is frozen at its last finite state, and its first bad
+step is recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from normjax.configs import field
+from normjax.decoder import Decoder, Params
+from normjax.errors import UserError, check_choice
+from normjax.training import optimizer
+
+PARALLEL = ("runs", "data")
+LANES = ("auto", "vmap", "map")
+SIGNALS = ("off", "on")
+LARGEST = float(jnp.finfo(jnp.float32).max)
+INIT_PURPOSE = 0  # keys are fold_in(seed, purpose); further purposes get further numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How a run is trained. Every field is a flag: ``--config.train.steps=2000``."""
+
+    steps: int = field(400, "optimizer steps")
+    batch_size: int = field(12, "sequences per step")
+    learning_rate: float = field(1e-3, "peak learning rate")
+    warmup_steps: int = field(50, "steps of linear warm-up")
+    final_fraction: float = field(0.1, "learning rate at the end, as a fraction of the peak")
+    weight_decay: float = field(
+        0.1, "decoupled weight decay of matrices; gains and biases have none"
+    )
+    beta1: float = field(0.9, "Adam's decay of the mean gradient")
+    beta2: float = field(0.99, "Adam's decay of the mean squared gradient")
+    adam_eps: float = field(1e-8, "Adam's epsilon")
+    clip: float = field(1.0, "limit of the gradient's global norm; 0: no clipping")
+    init_scale: float = field(1.0, "factor on all initial weight matrices")
+    patience: int = field(20, "non-finite steps in a row after which a run counts as diverged")
+    evaluate_every: int = field(100, "steps between evaluations")
+    evaluation_windows: int = field(256, "windows per evaluation, evenly spaced; 0: all")
+    final_windows: int = field(1024, "windows of the evaluation after the last step; 0: all")
+    chunk_steps: int = field(
+        50, "at most so many steps between two looks at the program's host side"
+    )
+    checkpoint_seconds: float = field(
+        60.0, "seconds between checkpoints; one is always kept at the end"
+    )
+    checkpoint_every: int = field(0, "also checkpoint at every multiple of so many steps; 0: no")
+    keep_checkpoints: int = field(2, "checkpoints of a run that stay on disk; 0: all")
+    parallel: str = field("runs", "runs: spread over devices; data: each batch split over devices")
+    lanes: str = field(
+        "auto", "runs on one device: vmap (together), map (in turn), auto: map on CPU"
+    )
+    signals: str = field("off", "on: measure inside the model at some steps, to signals.jsonl")
+    signal_points: int = field(
+        0, "steps to measure at, log-spaced; 0: as many as cost at most 3 % of the training"
+    )
+    signal_every: int = field(0, "also measure at every multiple of so many steps; 0: no")
+
+
+def check(config: TrainConfig, devices: int = 1, prefix: str = "config.train") -> None:
+    """Raise :class:`UserError` for training that cannot be done, naming field, value and fix."""
+    c = config
+    bounds = {
+        "steps": 1, "batch_size": 1, "warmup_steps": 0, "patience": 1, "evaluate_every": 1,
+        "evaluation_windows": 0, "final_windows": 0, "chunk_steps": 1, "checkpoint_every": 0,
+        "keep_checkpoints": 0, "signal_points": 0, "signal_every": 0,
+    }  # fmt: skip
+    for name, least in bounds.items():
+        if getattr(c, name) < least:
+            raise UserError(f"{prefix}.{name}={getattr(c, name)}: must be at least {least}")
+    for name in ("learning_rate", "weight_decay", "clip", "init_scale", "checkpoint_seconds"):
+        value = getattr(c, name)
+        if not 0 <= value <= LARGEST:
+            raise UserError(f"{prefix}.{name}={value}: must be finite in float32 and at least 0")
+    if not 0 <= c.final_fraction <= 1:
+        raise UserError(f"{prefix}.final_fraction={c.final_fraction}: must be from 0 to 1")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(c, name) < 1:
+            raise UserError(f"{prefix}.{name}={getattr(c, name)}: must be at least 0 and below 1")
+    if not 0 < c.adam_eps <= LARGEST:
+        raise UserError(f"{prefix}.adam_eps={c.adam_eps}: must be above 0, for example 1e-8")
+    if c.warmup_steps > c.steps:
+        raise UserError(f"{prefix}.warmup_steps={c.warmup_steps}: must not pass steps={c.steps}")
+    check_choice(f"{prefix}.parallel", c.parallel, PARALLEL)
+    check_choice(f"{prefix}.lanes", c.lanes, LANES)
+    check_choice(f"{prefix}.signals", c.signals, SIGNALS)
+    if c.parallel == "data" and c.batch_size % devices:
+        raise UserError(
+            f"{prefix}.batch_size={c.batch_size}: must be a multiple of the {devices} devices"
+            " for parallel=data"
+        )
+
+
+class Hyper(NamedTuple):
+    """What may differ between runs of one program."""
+
+    seed: Any
+    learning_rate: Any
+    weight_decay: Any
+    init_scale: Any
+
+
+class State(NamedTuple):
+    """Everything a run needs to go on.
+
+    Attributes:
+      params, moments: the model and AdamW's averages.
+      step: steps taken, skipped ones included.
+      skipped: non-finite steps, which changed nothing.
+      bad_streak: how many of the last steps in a row were such.
+      diverged_at: the first step (counted from 1) of the streak that ended the run, or -1.
+      loss_sum, norm_sum, sum_steps: of the finite steps since the last evaluation.
+    """
+
+    params: Params
+    moments: Any
+    step: Array
+    skipped: Array
+    bad_streak: Array
+    diverged_at: Array
+    loss_sum: Array
+    norm_sum: Array
+    sum_steps: Array
+
+
+def cross_entropy(logits: Array, targets: Array) -> Array:
+    """Return -log softmax(logits)[target] in nats: (..., V), (...) -> (...), float32 at least."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    # A masked sum instead of an indexed look-up: its derivative is no scatter.
+    hit = targets[..., None] == jnp.arange(logits.shape[-1])
+    picked = jnp.sum(jnp.where(hit, logits, 0), axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def token_losses(model: Decoder, params: Params, windows: Array) -> Array:
+    """Return the loss of every predicted token: windows (B, T + 1) -> (B, T)."""
+    return cross_entropy(model.apply(params, windows[:, :-1]), windows[:, 1:])
+
+
+def init_state(model: Decoder, config: TrainConfig, hyper: Hyper) -> State:
+    """Return the state before the first step: parameters from the seed, zero moments."""
+    key = jax.random.fold_in(jax.random.key(hyper.seed), INIT_PURPOSE)
+    params = model.init(key)
+    scaled = jax.tree.map(
+        lambda p, is_matrix: (p * hyper.init_scale).astype(p.dtype) if is_matrix else p,
+        params, optimizer.decay_mask(params),
+    )  # fmt: skip
+    moments = _transformation(config, hyper).init(_wide(scaled))
+    zero = jnp.zeros((), jnp.float32)
+    count = jnp.zeros((), jnp.int32)
+    return State(scaled, moments, count, count, count, count - 1, zero, zero, count)
+
+
+def _transformation(config: TrainConfig, hyper: Hyper) -> optax.GradientTransformation:
+    return optimizer.adamw(config.beta1, config.beta2, config.adam_eps, hyper.weight_decay)
+
+
+def train_step(
+    model: Decoder, config: TrainConfig, state: State, hyper: Hyper, windows: Array,
+    axis_name: str | None = None, weights: np.ndarray | None = None,
+) -> State:  # fmt: skip
+    """Take one step on windows (B, T + 1).
+
+    With ``axis_name`` the batch is one part of a larger one that is split over the devices of that
+    axis: loss and gradients are averaged over it, and all devices take the same step.
+
+    With ``weights`` (T,), constants of the program, the loss is the weighted mean over target
+    positions; without, the plain mean.
+    """
+    loss, gradients = jax.value_and_grad(
+        lambda params: mean_loss(token_losses(model, params, windows), weights)
+    )(state.params)
+    if axis_name is not None:
+        loss, gradients = jax.lax.pmean((loss, gradients), axis_name)
+    gradients, (updates, rate, moments, norm) = _planned(config, state, hyper, gradients)
+    params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+
+    alive = state.diverged_at < 0
+    # The norm of finite gradients may overflow; what counts is where the step would lead.
+    finite = jnp.isfinite(loss) & _all_finite((gradients, params, moments))
+    good = alive & finite
+    keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)  # noqa: E731
+    bad = (alive & ~finite).astype(jnp.int32)
+    streak = jnp.where(good, 0, state.bad_streak + bad)
+    out = streak >= config.patience
+    return State(
+        params=keep(params, state.params),
+        moments=keep(moments, state.moments),
+        step=state.step + 1,
+        skipped=state.skipped + bad,
+        bad_streak=streak,
+        # Steps are counted from 1 here: this one is step + 1, and the streak ends with it.
+        diverged_at=jnp.where(alive & out, state.step + 2 - streak, state.diverged_at),
+        loss_sum=_added(state.loss_sum, jnp.where(good, loss, 0)),
+        # A norm beyond float32 is logged as 1e30: the mean of the others stays readable.
+        norm_sum=_added(state.norm_sum, jnp.where(good, jnp.minimum(norm, 1e30), 0)),
+        sum_steps=state.sum_steps + good.astype(jnp.int32),
+    )
+
+
+class Plan(NamedTuple):
+    """What the optimizer would do at a step: p becomes p - rate * update.
+
+    Attributes:
+      updates: a tree like the parameters, float32 at least.
+      rate: the learning rate of the step.
+      moments: AdamW's averages after the step.
+      norm: the gradient's global norm before clipping.
+    """
+
+    updates: Any
+    rate: Array
+    moments: Any
+    norm: Array
+
+
+def plan_step(config: TrainConfig, state: State, hyper: Hyper, gradients: Params) -> Plan:
+    """Return what the optimizer would do with these gradients at the state's step."""
+    return _planned(config, state, hyper, gradients)[1]
+
+
+def _planned(
+    config: TrainConfig, state: State, hyper: Hyper, gradients: Params
+) -> tuple[Params, Plan]:
+    # AdamW computes in float32 at least: in float16 its eps is zero and its squares vanish.
+    gradients, norm = optimizer.clip(_wide(gradients), config.clip)
+    updates, moments = _transformation(config, hyper).update(
+        gradients, state.moments, _wide(state.params)
+    )
+    schedule = optimizer.unit_schedule(config.steps, config.warmup_steps, config.final_fraction)
+    return gradients, Plan(updates, hyper.learning_rate * schedule(state.step), moments, norm)
+
+
+def mean_loss(losses: Array, weights: np.ndarray | None) -> Array:
+    """Return the mean of (B, T), with weights (T,) of the positions if there are any."""
+    if weights is None:
+        return jnp.mean(losses)
+    share = jnp.asarray(weights / weights.sum(), losses.dtype)
+    return jnp.mean(jnp.sum(losses * share[None, :], axis=-1))
+
+
+def _added(total: Array, x: Array) -> Array:
+    """Return the sum in the dtype of the total, which a float64 model does not change."""
+    return total + x.astype(total.dtype)
+
+
+def _wide(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
+def _all_finite(tree: Any) -> Array:
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def train_chunk(
+    model: Decoder, config: TrainConfig, state: State, hyper: Hyper, windows: Array, count: Array,
+    axis_name: str | None = None, weights: np.ndarray | None = None,
+) -> State:  # fmt: skip
+    """Take the first ``count`` of the steps whose batches are windows (S, B, T + 1).
+
+    The count is traced: one program serves chunks of every length up to S.
+    """
+    step = lambda i, s: train_step(  # noqa: E731
+        model, config, s, hyper, windows[i], axis_name, weights
+    )
+    return jax.lax.fori_loop(0, count, step, state)
+
+
+def evaluate(model: Decoder, params: Params, windows: Array, weights: Array, count: Array) -> Array:
+    """Return the mean loss in nats per token over the first ``count`` batches of windows.
+
+    Args:
+      windows: (N, B, T + 1) tokens.
+      weights: (N, B, T), 1 for a target that counts, 0 for padding.
+      count: how many of the N batches to use (traced).
+    """
+
+    def body(i, sums):
+        losses = token_losses(model, params, windows[i])
+        return _added(sums[0], jnp.sum(losses * weights[i])), sums[1] + jnp.sum(weights[i])
+
+    zero = jnp.zeros((), jnp.float32)
+    total, weight = jax.lax.fori_loop(0, count, body, (zero, zero))
+    return total / jnp.maximum(weight, 1)
