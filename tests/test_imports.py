@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("normjax", "normjax.errors", "normjax.runs.processor", "normjax.data.scratch",
      "normjax.data.tensorflow_free"),
-    ("normjax.configs", "normjax.norm_derivatives", "normjax.spectra", "normjax.runs.runlog",
-     "normjax.runs.locking", "normjax.runs.stopping", "normjax.data.philox",
+    ("normjax.configs", "normjax.registry", "normjax.norm_derivatives", "normjax.spectra",
+     "normjax.runs.runlog", "normjax.runs.locking", "normjax.runs.stopping", "normjax.data.philox",
      "normjax.data.text_files", "normjax.data.tfds_text", "normjax.data.vocabulary",
      "normjax.diagnostics.definitions"),
     ("normjax.norms", "normjax.placements", "normjax.initializers", "normjax.predictions",

@@ -1,0 +1,60 @@
+"""Tables of named rows (norms, placements, tasks, corpora) that a file of one's own may add to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+from normjax.errors import UserError
+
+R = TypeVar("R")
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class Table(dict[str, R]):
+    """A dict of rows that says what kind of thing they are and how one more is added.
+
+    >>> colours = Table("colour", {"red": 0xFF0000})
+    >>> colours.register("green", 0x00FF00)
+    65280
+    >>> list(colours)
+    ['red', 'green']
+    """
+
+    def __init__(self, kind: str, rows: Mapping[str, R] = {}):  # noqa: B006 (only read)
+        super().__init__(rows)
+        self.kind = kind
+
+    def register(self, name: str, row: R, *, replace: bool = False) -> R:
+        """Add a row under a name and return it.
+
+        Args:
+          name: a small letter, then small letters, digits or underscores: it becomes part of flags
+            and of folder names.
+          row: what the table holds.
+          replace: whether a name that is taken may get another row.
+
+        Raises:
+          UserError: a name that is none, or one that is taken by a row that is not equal.
+        """
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise UserError(
+                f"{self.kind} {name!r}: a name must be a small letter, then small letters, digits"
+                " or underscores; for example my_" + self.kind
+            )
+        if not replace and name in self and not self._same(self[name], row):
+            raise UserError(
+                f"{self.kind} {name!r}: the name is taken; choose another one, or pass replace=True"
+            )
+        self[name] = row
+        return row
+
+    @staticmethod
+    def _same(old: R, new: R) -> bool:
+        """Whether two rows are one; rows that cannot be compared (arrays in them) are two."""
+        try:
+            return bool(old is new or old == new)
+        except (TypeError, ValueError):
+            return False
