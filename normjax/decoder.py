@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from normjax import placements
 from normjax.decoder_config import DecoderConfig, check
+from normjax.equation import FACTORS, MODEL, SHARED, SLOTS, Learned, Sublayer, fold
 from normjax.errors import UserError
 from normjax.layers import (
     MLP,
@@ -34,63 +34,142 @@ from normjax.layers import (
     tapped,
     wide,
 )
+from normjax.mixing import mixed
+from normjax.norms import Norm, NormLayer
 
 Params = dict[str, Any]
-Layer = tuple[Params, tuple[Any, ...]]
-"""Parameters of one block and its factors (a, b, c)."""
+Factors = dict[str, dict[str, Any]]
+"""By branch, what differs between blocks: schedules of c, A and B, norms that some blocks have."""
+Layer = tuple[Params, Factors]
+"""Parameters and factors of one block."""
 
-SUBLAYERS: dict[str, Callable[..., nn.Module]] = {"attention": Attention, "mlp": MLP}
-
-
-def sublayers(config: DecoderConfig) -> tuple[str, ...]:
-    """Names of the sub-layers that a block of this config has, in order.
-
-    >>> sublayers(DecoderConfig(attention="none"))
-    ('mlp',)
-    """
-    return tuple(name for name in SUBLAYERS if getattr(config, name) != "none")
+BRANCHES: dict[str, Callable[..., nn.Module]] = {"attention": Attention, "mlp": MLP}
 
 
-def _passed(x: Array) -> Array:
-    return x
+class _Values:
+    """The algebra of the model: arrays (B, T, n D), n rows one behind the other; mostly n = 1."""
+
+    def __init__(self, module: SubLayer, row: Sublayer, factors: Any, shared: Params):
+        self.module, self.config, self.row = module, module.config, row
+        self.factors, self.shared = factors, shared
+        self.layers: dict[str, NormLayer] = {}
+
+    def norm(self, slot: str, norm: Any, x: Array) -> Array:
+        if slot == "post_norm":
+            x = tapped(self.module, "sum", x, shifted=norm is not None)
+        if slot == "branch_norm":
+            x = tapped(self.module, "output", x)
+        if norm is None:
+            return x
+        rows = self._rows(x)
+        for index, own in enumerate(self.row.norms(slot, self.config.depth)):
+            on = self.factors.get(f"{slot}{index}", True)
+            rows = self._layer(slot, index, own)(rows) if on is True else jnp.where(
+                on, self._layer(slot, index, own)(rows), rows
+            )  # fmt: skip
+        return rows.reshape(x.shape)
+
+    def _layer(self, slot: str, index: int, norm: Any) -> NormLayer:
+        if norm == SHARED:
+            return self.layers["pre_norm"]
+        name = slot if index == 0 else f"{slot}_{index + 1}"
+        return self.layers.setdefault(name, norm_layer(self.config, name, norm))
+
+    def branch(self, x: Array) -> Array:
+        x = tapped(self.module, "read", x, shifted=self.row.pre_norm is not None)
+        return BRANCHES[self.module.branch](self.config, name="branch")(x)
+
+    def times(self, name: str, factor: Any, x: Array) -> Array:
+        if isinstance(factor, Learned):
+            factor = self.shared[name] if factor.shared else learned(
+                self.module, name, factor, self.factors[name]
+            )  # fmt: skip
+        elif not isinstance(factor, int | float):
+            factor = self.factors[name]
+        if isinstance(factor, int | float):  # float(): a numpy float64 would widen x
+            return x if factor == 1 else x * float(factor)
+        return x * factor.astype(x.dtype)
+
+    def mix(self, name: str, weights: Any, state: Array, x: Array) -> Array | None:
+        if name == "write":
+            x = tapped(self.module, "branched", x)
+        if hasattr(weights, "value"):
+            x = mixed_by(self.module, name, weights, state, x, self.factors["position"])
+        elif name == "keep" and self._constant(name, weights) == 0.0:
+            return None  # no path at all: not even of what is infinite
+        elif name != "read":
+            x = self.times(name, weights, x)
+            if name == "write" and x.shape != state.shape:
+                x = jnp.tile(x, self.config.rows)
+        return tapped(self.module, "written", x) if name == "write" else x
+
+    def plus(self, kept: Array | None, written: Array) -> Array:
+        return written if kept is None else kept + written
+
+    def _constant(self, name: str, factor: Any) -> float | None:
+        """Return a factor that is one number in all blocks, else None."""
+        found = factor if isinstance(factor, int | float) else self.factors.get(name)
+        return found if isinstance(found, int | float) else None
+
+    def _rows(self, x: Array) -> Array:
+        width = self.config.width
+        return x if x.shape[-1] == width else x.reshape(*x.shape[:-1], -1, width)
+
+
+def learned(module: Any, name: str, factor: Learned, start: Any) -> Array:
+    """Return a learned factor of a module, () or (D,)."""
+    shape = (module.config.width,) if factor.shape == "feature" else ()
+    return module.param(name, lambda key: jnp.full(shape, start, module.config.param_dtype))
+
+
+def mixed_by(module: Any, name: str, weights: Any, state: Array, x: Array, position: Any) -> Array:
+    """Return the rows of x (B, T, k D), mixed by weights that may depend on the state's rows."""
+    rows, own = (z.reshape(*z.shape[:-1], -1, module.config.width) for z in (state, x))
+    made = weights.parameters(position, *rows.shape[-2:])
+    params = {
+        k: module.param(f"{name}_{k}", lambda key, v=v: v.astype(module.config.param_dtype))
+        for k, v in made.items()
+    }
+    w = weights.value(params, rows, position).astype(x.dtype)
+    out = mixed(w, own, weights.per_feature)
+    return out.reshape(*out.shape[:-2], -1)
 
 
 class SubLayer(nn.Module):
-    """One branch in its placement: h' = P(a h + b Q(F(c N(h))))."""
+    """One branch in its placement: ``equation.fold`` in the algebra of the model.
+
+    ``row`` is what it puts into the equation; None: what the config's placement says.
+    """
 
     config: DecoderConfig
     branch: str
+    row: Sublayer | None = None
 
     @nn.compact
-    def __call__(self, h: Array, a: Any, b: Any, c: Any) -> Array:
-        place = self.config.resolved_placement
-        if place.learned_branch:
-            shape = h.shape[-1:] if place.learned_branch == "vector" else ()
-            start = b
-            b = self.param(
-                "branch_gain", lambda key: jnp.full(shape, start, self.config.param_dtype)
-            )
-        norms = {"read": place.read, "output": place.output, "stream": place.stream}
-        maps = {k: norm_layer(self.config, k + "_norm") if on else _passed
-                for k, on in norms.items()}  # fmt: skip
-        branch = SUBLAYERS[self.branch](self.config, name="branch")
-        # Gradients are wanted on both sides of every norm; "sum" is the stream itself without P.
-        shifted = {"read": place.read, "sum": place.stream}
-        tap = lambda name, x: tapped(self, name, x, shifted.get(name, False))  # noqa: E731
-        h = tapped(self, "before", h, shifted=True)
-        return tapped(self, "after", placements.combine(h, branch, **maps, a=a, b=b, c=c, tap=tap))
+    def __call__(self, state: Array, factors: Any, shared: Params) -> Array:
+        row = self.row or self.config.placement_row.of(self.branch)
+        # Gradients are wanted on both sides of every norm.
+        state = tapped(self, "before", state, shifted=True)
+        return tapped(self, "after", fold(row, state, _Values(self, row, factors, shared)))
 
 
 class Block(nn.Module):
-    """The sub-layers of one block, in order, with this block's factors (a, b, c)."""
+    """The sub-layers of one block, in order, with what this block has of its own."""
 
     config: DecoderConfig
 
     @nn.compact
-    def __call__(self, h: Array, factors: tuple[Any, ...]) -> tuple[Array, None]:
-        for name in sublayers(self.config):
-            h = SubLayer(self.config, name, name=name)(h, *factors)
-        return h, None
+    def __call__(self, state: Array, factors: Factors) -> tuple[Array, None]:
+        shared = {}
+        for branch in self.config.sublayers:
+            row = self.config.placement_row.of(branch)
+            for name in FACTORS:
+                factor = getattr(row, name)
+                if isinstance(factor, Learned) and factor.shared and name not in shared:
+                    shared[name] = learned(self, name, factor, factors[branch][name])
+            sublayer = SubLayer(self.config, branch, name=branch)
+            state = sublayer(state, factors[branch], shared)
+        return state, None
 
 
 class DecoderModule(nn.Module):
@@ -115,10 +194,13 @@ class DecoderModule(nn.Module):
         if c.positions == "learned" and part != "readout":
             table_TD = self.param("positions", embed_init, (self.window, c.width), c.param_dtype)
             h = h + table_TD.astype(c.dtype)[: x.shape[1]]
+        if part != "readout":
+            h = self._spread(h)
         if part == "embedding":
             return h
-        if sublayers(c) and part == "all":
+        if c.sublayers and part == "all":
             h = self._blocks(h)
+        h = self._read_out(h)
         if c.has_final_norm:
             h = tapped(self, "last", h, shifted=True)
             h = tapped(self, "final", norm_layer(c, "final_norm")(h), shifted=True)
@@ -136,37 +218,74 @@ class DecoderModule(nn.Module):
             logits = Linear(self.vocabulary, c, out_std, wide(h.dtype), name="output")(h)
         return softcap(logits.astype(wide(logits.dtype)), c.output_softcap)
 
+    def _spread(self, h: Array) -> Array:
+        """Return the state (B, T, n D) that begins with the embedding (B, T, D)."""
+        n, streams = self.config.rows, self.config.placement_row.streams
+        if n == 1:
+            return h
+        if streams.start == "copies":
+            return jnp.tile(h, n)
+        return jnp.pad(h, ((0, 0), (0, 0), (0, (n - 1) * self.config.width)))
+
+    def _read_out(self, state: Array) -> Array:
+        """Return what the output layer reads of the state: (B, T, D)."""
+        c, streams = self.config, self.config.placement_row.streams
+        if streams is None:
+            return state
+        if streams.readout is not None:
+            position = c.depth * len(c.sublayers)
+            return mixed_by(self, "readout", streams.readout, state, state, position)
+        return jnp.sum(state.reshape(*state.shape[:-1], c.rows, c.width), axis=-2)
+
     def _blocks(self, h: Array) -> Array:
         c = self.config
         block = nn.remat(Block, prevent_cse=not c.scan_layers) if c.remat else Block
-        factors = _factors(c)
+        leaves, tree = jax.tree.flatten(_factors(c))
+        varies = [not isinstance(leaf, float | bool) for leaf in leaves]
 
         def body(module: Block, carry: Array, varying: Any):
             rest = iter(varying)
-            return module(carry, tuple(x if isinstance(x, float) else next(rest) for x in factors))
+            own = [next(rest) if moves else x for x, moves in zip(leaves, varies, strict=True)]
+            return module(carry, jax.tree.unflatten(tree, own))
 
         scan = nn.scan(
             body, variable_axes={"params": 0, SIGNALS: 0, SHIFTS: 0}, split_rngs={"params": True},
             length=c.depth, unroll=1 if c.scan_layers else c.depth,
         )  # fmt: skip
-        varying = tuple(x for x in factors if not isinstance(x, float))
+        varying = tuple(x for x, moves in zip(leaves, varies, strict=True) if moves)
         return scan(block(c, name="blocks"), h, varying)[0]
 
 
-def _factors(config: DecoderConfig) -> list[Any]:
-    """Return (a, b, c) of all blocks; see :func:`_per_block`."""
-    place, dtype = config.resolved_placement, wide(config.dtype)
-    schedules = (place.residual, place.branch, place.scale)
-    return [_per_block(schedule, config.depth, dtype) for schedule in schedules]
+def _factors(config: DecoderConfig) -> Factors:
+    """Return what differs between blocks, over all of them; see :func:`_per_block`."""
+    blocks, names = range(1, config.depth + 1), config.sublayers
+    out: Factors = {}
+    for i, branch in enumerate(names):
+        row = config.placement_row.of(branch)
+        found = [row.at(block, config.depth) for block in blocks]
+        own: dict[str, Any] = {}
+        for name in FACTORS:
+            values = [getattr(each, name) for each in found]
+            values = [v.start if isinstance(v, Learned) else v for v in values]
+            if all(isinstance(v, int | float) for v in values):
+                own[name] = _per_block(values, config)
+        for slot in SLOTS:
+            for index, on in enumerate(row.norms(slot, config.depth).values()):
+                if not all(on):
+                    own[f"{slot}{index}"] = jnp.asarray(on)
+        if config.rows > 1:
+            own["position"] = jnp.asarray([(block - 1) * len(names) + i for block in blocks])
+        out[branch] = own
+    return out
 
 
-def _per_block(schedule: placements.Schedule, depth: int, dtype: Any) -> Any:
+def _per_block(values: list[float], config: DecoderConfig) -> Any:
     """Return a schedule's values as an array (L,), or as one number where they are all the same.
 
     A number costs nothing where it is 1 and takes the path out of the program where it is 0.
     """
-    values = [schedule(block, depth) for block in range(1, depth + 1)]
-    return float(values[0]) if len(set(values)) == 1 else jnp.asarray(values, dtype)
+    same = len(set(values)) == 1
+    return float(values[0]) if same else jnp.asarray(values, wide(config.dtype))
 
 
 # --- what the rest of the program sees ------------------------------------------------------------
@@ -189,6 +308,8 @@ class Decoder:
 
     def __post_init__(self):
         check(self.config)
+        # What the names stand for is settled here: a table that is edited later changes nothing.
+        object.__setattr__(self, "config", self.config.with_rows())
         for name in ("vocabulary", "window"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least 1; for example 64")
@@ -265,32 +386,52 @@ class Decoder:
         return logits
 
     def layer(self, params: Params, block: int) -> Layer:
-        """Return the parameters and the factors (a, b, c) of one block, counted from 1."""
+        """Return the parameters and the factors of one block, counted from 1."""
         if not 1 <= block <= self.config.depth:
             raise UserError(f"block={block}: must be from 1 to {self.config.depth}")
         sliced = jax.tree.map(lambda x: x[block - 1], params.get("blocks", {}))
-        factors = _factors(self.config)
-        return sliced, tuple(f if isinstance(f, float) else f[block - 1] for f in factors)
+        one = lambda x: x if isinstance(x, float | bool) else x[block - 1]  # noqa: E731
+        return sliced, jax.tree.map(one, _factors(self.config))
 
-    def block(self, layer: Layer, h: Array, sublayer: str = "") -> Array:
-        """Return what a block, or one of its sub-layers, makes of the stream h (B, T, D)."""
+    def block(
+        self, layer: Layer, h: Array, sublayer: str = "", row: Sublayer | None = None
+    ) -> Array:
+        """Return what a block, or one of its sub-layers, makes of the state h (B, T, n D).
+
+        ``row`` puts something else into a sub-layer's equation, such as one norm less.
+        """
         params, factors = layer
         if sublayer:
-            part, params = SubLayer(self.config, sublayer), params[sublayer]
-            after: Any = part.apply({"params": params}, h, *factors)
+            after: Any = SubLayer(self.config, sublayer, row).apply(
+                {"params": params[sublayer]}, h, factors[sublayer], _shared(params)
+            )
             return after
         carried: Any = Block(self.config).apply({"params": params}, h, factors)
         return carried[0]
 
-    def sublayer_parts(self, layer: Layer, sublayer: str) -> dict[str, Any]:
-        """Return the arguments of :func:`normjax.placements.combine` that make up a sub-layer."""
-        params, (a, b, c) = layer[0][sublayer], layer[1]
-        place = self.config.resolved_placement
-        norms = {"read": place.read, "output": place.output, "stream": place.stream}
-        maps = {k: _applied(norm_layer(self.config, k), params.get(k + "_norm", {})) if on
-                else _passed for k, on in norms.items()}  # fmt: skip
-        branch = _applied(SUBLAYERS[sublayer](self.config), params["branch"])
-        return {"branch": branch, **maps, "a": a, "b": params.get("branch_gain", b), "c": c}
+    def points(self, layer: Layer, h: Array, sublayer: str) -> dict[str, Array]:
+        """Return where the parts of a sub-layer's equation are, for a state h (B, T, n D).
+
+        "before", H; "read", what F reads; "output", what F returns; "branched", Q of it;
+        "written", B of that; "sum", what P reads; "after", H'. All (B, T, D) or (B, T, n D).
+        """
+        params, factors = layer
+        _, seen = SubLayer(self.config, sublayer).apply(
+            {"params": params[sublayer]}, h, factors[sublayer], _shared(params), mutable=(SIGNALS,)
+        )
+        return {k: v[0] for k, v in seen[SIGNALS].items() if isinstance(v, tuple)}
+
+    def pieces(
+        self, params: Params, block: int, sublayer: str
+    ) -> dict[str, Callable[[Array], Array]]:
+        """Return the branch of a sub-layer and the norms that it has as functions, by slot."""
+        config, own = self.config, self.layer(params, block)[0][sublayer]
+        modules: dict[str, Any] = {
+            slot: (norm_layer(config, slot, norm), own.get(name, {}))
+            for slot, (norm, name) in slot_norms(config, block, sublayer).items()
+        }
+        modules["branch"] = BRANCHES[sublayer](config), own["branch"]
+        return {name: _applied(*each) for name, each in modules.items()}
 
     def hidden_states(self, params: Params, tokens: Array) -> Array:
         """Return the stream before block 1 and after every block: (L + 1, B, T, D).
@@ -307,8 +448,16 @@ class Decoder:
 
     def parameter_count(self) -> int:
         """Number of learned numbers, without making them."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
-        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+        shapes: Any = jax.eval_shape(self.init, jax.random.key(0))
+        idle = 0  # a norm that only some blocks have is stored, but not used, in the others
+        for branch in self.config.sublayers:
+            row = self.config.placement_row.of(branch)
+            for slot in SLOTS:
+                for index, on in enumerate(row.norms(slot, self.config.depth).values()):
+                    name = slot if index == 0 else f"{slot}_{index + 1}"
+                    own = jax.tree.leaves(shapes["blocks"][branch].get(name, {}))
+                    idle += sum(leaf.size for leaf in own) * on.count(False) // len(on)
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes)) - idle
 
     def flops_per_token(self) -> float:
         """Multiply-adds of the matrix products, times two, for one training token.
@@ -323,6 +472,24 @@ class Decoder:
         weights += self.vocabulary * c.width if c.tied else 0
         scores = 2 * c.depth * self.window * c.width if c.attention != "none" else 0
         return 6.0 * (weights + scores)
+
+
+def slot_norms(config: DecoderConfig, block: int, sublayer: str) -> dict[str, tuple[Norm, str]]:
+    """Return, by slot, the norm of a block's sub-layer and the name of its parameters."""
+    row, found = config.placement_row.of(sublayer), {}
+    for slot in SLOTS:
+        for index, (norm, on) in enumerate(row.norms(slot, config.depth).items()):
+            if on[block - 1]:
+                holder = "pre_norm" if norm == SHARED else slot
+                name = holder if index == 0 else f"{holder}_{index + 1}"
+                norm = row.at(block, config.depth).pre_norm if norm == SHARED else norm
+                found[slot] = (config.norm_row if norm == MODEL else norm), name
+    return found
+
+
+def _shared(params: Params) -> Params:
+    """Return the learned factors that the sub-layers of a block share."""
+    return {name: params[name] for name in FACTORS if name in params}
 
 
 def _applied(module: nn.Module, params: Params) -> Callable[[Array], Array]:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from normjax import placements
 from normjax.configs import field
 from normjax.errors import UserError, check_choice
 from normjax.initializers import INITIALIZERS, Initialization
-from normjax.norms import NORMS
+from normjax.nonlinearities import NONLINEARITIES, Nonlinearity
+from normjax.norms import NORMS, Norm
+from normjax.placements import PLACEMENTS, Placement
 
 ATTENTIONS = ("softmax", "none")
 POSITIONS = ("rotary", "learned", "none")
-MLPS: dict[str, tuple[Callable[[Array], Array], bool]] = {
-    # name: (nonlinearity, whether a second projection is multiplied by it)
-    "gelu": (partial(jax.nn.gelu, approximate=True), False),
-    "relu": (jax.nn.relu, False),
-    "swiglu": (jax.nn.silu, True),
-    "none": (lambda x: x, False),
-}
 FINAL_NORMS = ("auto", "on", "off")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -38,12 +30,12 @@ class DecoderConfig:
     heads: int = field(4, "attention heads; must divide the width")
     kv_heads: int = field(0, "heads of keys and values, shared by groups of queries; 0: as heads")
     attention: str = field("softmax", "softmax or none")
-    mlp: str = field("gelu", "gelu, relu, swiglu or none")
+    mlp: str = field("gelu", f"{', '.join(NONLINEARITIES)} or none")
     mlp_width: int = field(0, "hidden width of the MLP; 0: 4 D, or 8/3 D rounded to 8 for swiglu")
     positions: str = field("rotary", "rotary, learned or none")
     norm: str = field("rmsnorm", f"one of {', '.join(NORMS)}")
     norm_eps: float = field(1e-6, "eps of every norm, inside the root")
-    placement: str = field("pre", f"one of {', '.join(placements.PLACEMENTS)}")
+    placement: str = field("pre", f"one of {', '.join(PLACEMENTS)}")
     residual: bool = field(True, "false: no residual path (a = 0), for any placement")
     final_norm: str = field("auto", "norm before the output layer: on, off, or auto by placement")
     qk_norm: bool = field(False, "normalize queries and keys per head")
@@ -72,26 +64,85 @@ class DecoderConfig:
         """Width F of the MLP's hidden layer."""
         if self.mlp_width:
             return self.mlp_width
-        gated = MLPS[self.mlp][1]
+        gated = "mlp" in self.sublayers and self.mlp_row.gated
         return max(8, round(self.width * 8 / 3 / 8) * 8) if gated else 4 * self.width
 
+    # --- rows: a field holds the name of one or the row itself; these are the rows ----------------
+
     @property
-    def resolved_placement(self) -> placements.Placement:
-        """The row of the placement table, with a = 0 where the residual path is removed."""
-        return placements.resolve(self.placement, self.residual)
+    def placement_row(self) -> Placement:
+        """The placement, with A = 0 where the residual path is removed."""
+        row = _row(PLACEMENTS, self.placement)
+        return row if self.residual else row.without_residual()
+
+    @property
+    def norm_row(self) -> Norm:
+        """The norm of every slot that names none of its own."""
+        return _row(NORMS, self.norm)
+
+    @property
+    def mlp_row(self) -> Nonlinearity:
+        """The nonlinearity of the MLP."""
+        return _row(NONLINEARITIES, self.mlp)
+
+    @property
+    def sublayers(self) -> tuple[str, ...]:
+        """Names of the sub-layers that a block has, in order."""
+        return tuple(name for name in ("attention", "mlp") if getattr(self, name) != "none")
+
+    @property
+    def inner_norms(self) -> tuple[str, ...]:
+        """Which of "query", "key" and "value" attention normalizes per head."""
+        own = self.placement_row.of("attention").inner_norms
+        return tuple(dict.fromkeys((*(("query", "key") if self.qk_norm else ()), *own)))
+
+    @property
+    def rows(self) -> int:
+        """Streams, or sources, of the state; 1 for a plain residual stream."""
+        streams = self.placement_row.streams
+        return streams.rows(self.depth * len(self.sublayers)) if streams else 1
+
+    @property
+    def state_width(self) -> int:
+        """Features of the state: all its rows, one behind the other."""
+        return self.rows * self.width
+
+    def with_rows(self) -> DecoderConfig:
+        """Return it with rows in place of names: what the table holds later does not matter."""
+        values: dict[str, Any] = {
+            "placement": _row(PLACEMENTS, self.placement), "norm": self.norm_row,
+        }  # fmt: skip
+        if "mlp" in self.sublayers:
+            values["mlp"] = self.mlp_row
+        return dataclasses.replace(self, **values)
+
+    def record(self) -> dict[str, Any]:
+        """Return the rows that it names as JSON: the numbers behind the names."""
+        kinds = {"norm": self.norm_row.record()}
+        if "mlp" in self.sublayers:
+            kinds["mlp"] = self.mlp_row.record()
+        return {
+            "placement": self.placement_row.record(self.depth),
+            "has_final_norm": self.has_final_norm, **kinds,
+            "init": self.initialization.record(self.width, self.hidden_width, self.depth),
+        }  # fmt: skip
 
     @property
     def has_final_norm(self) -> bool:
         """Whether the stream is normalized before the output layer."""
         if self.final_norm == "auto":
-            return self.resolved_placement.final_norm
+            return self.placement_row.final_norm
         return self.final_norm == "on"
 
     @property
     def initialization(self) -> Initialization:
         """The row of the initialization table."""
-        name = self.init if self.init != "auto" else self.resolved_placement.init or "gpt2"
-        return INITIALIZERS[name]
+        chosen = self.init if self.init != "auto" else self.placement_row.init or "gpt2"
+        return _row(INITIALIZERS, chosen)
+
+
+def _row(table: Any, value: Any) -> Any:
+    return table[value] if isinstance(value, str) else value
 
 
 def check(config: DecoderConfig, prefix: str = "config.model") -> None:
@@ -111,12 +162,13 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
                 f" pass --{prefix}.{name}={usual}"
             )
     choices = {
-        "attention": ATTENTIONS, "mlp": MLPS, "positions": POSITIONS, "norm": NORMS,
-        "placement": placements.PLACEMENTS, "final_norm": FINAL_NORMS,
+        "attention": ATTENTIONS, "mlp": (*NONLINEARITIES, "none"), "positions": POSITIONS,
+        "norm": NORMS, "placement": PLACEMENTS, "final_norm": FINAL_NORMS,
         "init": ("auto", *INITIALIZERS), "dtype": DTYPES, "param_dtype": DTYPES,
     }  # fmt: skip
     for name, allowed in choices.items():
-        check_choice(f"{prefix}.{name}", getattr(c, name), allowed)
+        if not isinstance(getattr(c, name), (Norm, Placement, Nonlinearity, Initialization)):
+            check_choice(f"{prefix}.{name}", getattr(c, name), allowed)
     if c.width % c.heads:
         divisors = [h for h in range(1, c.width + 1) if c.width % h == 0]
         nearest = min(divisors, key=lambda h: abs(h - c.heads))

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
+
+from normjax.registry import Table
 
 
 def _unscaled(depth: int) -> float:
@@ -38,8 +41,16 @@ class Initialization:
         """Standard deviation of the last matrix of a branch."""
         return self.stddev(fan_in, fan_out) * self.output_scale(depth)
 
+    def record(self, width: int, hidden: int, depth: int) -> dict[str, Any]:
+        """Return it as JSON: the standard deviations of a decoder of that size."""
+        shapes = {"square": (width, width), "in": (width, hidden), "out": (hidden, width)}
+        return {
+            **{name: self.stddev(*shape) for name, shape in shapes.items()},
+            "embedding": self.embedding_stddev(width), "output_scale": self.output_scale(depth),
+        }  # fmt: skip
 
-INITIALIZERS: dict[str, Initialization] = {
+
+INITIALIZERS: Table[Initialization] = Table("initialization", {
     "gpt2": Initialization(
         lambda fan_in, fan_out: 0.02, lambda width: 0.02, _per_sublayer,
         "GPT-2 (Radford et al. 2019, section 2.3): 0.02, branch outputs times 1/sqrt(2 L)",
@@ -59,4 +70,4 @@ INITIALIZERS: dict[str, Initialization] = {
         lambda fan_in, fan_out: (2 / (fan_in + fan_out)) ** 0.5, lambda width: width**-0.5,
         _unscaled, "Glorot and Bengio 2010, eq. 12 as a normal distribution",
     ),
-}  # fmt: skip
+})  # fmt: skip

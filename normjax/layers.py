@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.decoder_config import MLPS, DecoderConfig
-from normjax.norms import NORMS, NormLayer
+from normjax.decoder_config import DecoderConfig
+from normjax.equation import MODEL
+from normjax.norms import NormLayer
 
 SIGNALS, SHIFTS = "signals", "shifts"
 """Flax collections: arrays that are looked at, and zeros added to some of them."""
@@ -65,9 +66,10 @@ def tapped(module: nn.Module, name: str, x: Array, shifted: bool = False) -> Arr
     return x
 
 
-def norm_layer(config: DecoderConfig, name: str) -> NormLayer:
-    """Return the config's norm as a module of that name."""
-    return NormLayer(NORMS[config.norm], config.norm_eps, config.param_dtype, name=name)
+def norm_layer(config: DecoderConfig, name: str, norm: Any = MODEL) -> NormLayer:
+    """Return a norm, the config's own or another row, as a module of that name."""
+    row = config.norm_row if norm == MODEL else norm
+    return NormLayer(row, config.norm_eps, config.param_dtype, name=name)
 
 
 # --- positions
@@ -117,15 +119,17 @@ class Attention(nn.Module):
         batch, length, width = x_BTD.shape
         K, C, G = c.kv_head_count, c.head_width, c.heads // c.kv_head_count
         std = partial(c.initialization.stddev, width)
-        gain = c.resolved_placement.branch_gain(c.depth)
+        gain = c.placement_row.branch_gain(c.depth)
         q = Linear(K * G * C, c, std(K * G * C), name="query")(x_BTD)
         k = Linear(K * C, c, std(K * C), name="key")(x_BTD)
         v = Linear(K * C, c, gain * std(K * C), name="value")(x_BTD)
         q = q.reshape(batch, length, K * G, C)
         k = k.reshape(batch, length, K, C)
         v = v.reshape(batch, length, K, C)
-        if c.qk_norm:
-            q, k = norm_layer(c, "query_norm")(q), norm_layer(c, "key_norm")(k)
+        q, k, v = (
+            norm_layer(c, f"{name}_norm")(x) if name in c.inner_norms else x
+            for name, x in (("query", q), ("key", k), ("value", v))
+        )
         if c.positions == "rotary":
             angles = rotary_angles(length, C, dtype=wide(q.dtype))
             q, k = rotate(q, angles), rotate(k, angles)
@@ -161,8 +165,8 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, width = self.config, x.shape[-1]
-        act, gated = MLPS[c.mlp]
-        gain = c.resolved_placement.branch_gain(c.depth)
+        act, gated = c.mlp_row.function, c.mlp_row.gated
+        gain = c.placement_row.branch_gain(c.depth)
         std = gain * c.initialization.stddev(width, c.hidden_width)
         hidden = Linear(c.hidden_width, c, std, name="in")(x)
         if gated:

@@ -93,6 +93,35 @@ class NormDerivative:
         return diagonal
 
 
+@dataclasses.dataclass(frozen=True)
+class Matrices:
+    """A derivative of no special form, (..., d, d): what a norm has whose row gives a matrix."""
+
+    whole: Floats
+
+    @property
+    def weight(self) -> Floats:
+        """The diagonal, (..., d)."""
+        return np.diagonal(self.whole, axis1=-2, axis2=-1)
+
+    def matrix(self) -> Floats:
+        """Return J, (..., d, d)."""
+        return self.whole
+
+    def jvp(self, v: Floats) -> Floats:
+        """Return J v for v (..., d)."""
+        return np.einsum("...ij,...j->...i", self.whole, v)
+
+    def vjp(self, w: Floats) -> Floats:
+        """Return J^T w for w (..., d)."""
+        return np.einsum("...ij,...i->...j", self.whole, w)
+
+
+def diagonal(weight: Floats) -> NormDerivative:
+    """Return the derivative of a function that acts feature by feature: J = diag(w)."""
+    return NormDerivative(weight, np.zeros_like(weight), np.ones(weight.shape[:-1]))
+
+
 def _power_of_two(x: Floats) -> Floats:
     """A power of two near x >= 0; 1 for 0. Dividing by it is exact and keeps squares in range."""
     exponent = np.frexp(x)[1]
@@ -162,4 +191,4 @@ def identity_derivative(
 ) -> NormDerivative:
     """No norm: J = I (w = 1, u = 0)."""
     del gain, eps
-    return NormDerivative(np.ones_like(x), np.zeros_like(x), np.ones(x.shape[:-1]))
+    return diagonal(np.ones_like(x))

@@ -22,6 +22,8 @@ again. The rules are themselves made of such functions, so every order, forward 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,15 +31,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from normjax.errors import UserError
+from normjax.errors import UserError, check_choice
 from normjax.norm_derivatives import (
-    NormDerivative,
+    Matrices,
     identity_derivative,
     layer_norm_derivative,
     rms_norm_derivative,
 )
+from normjax.registry import Table
 
 # --- range-safe building blocks -----------------------------------------------------------------
 
@@ -247,47 +251,208 @@ def identity(x: Array, gain: Array | None = None, *, eps: float = 0.0) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Norm:
-    """A normalization as a value: its function and which parameters it learns.
+class Parameter:
+    """One array that a norm learns.
 
     Attributes:
-      function: ``(x, gain, [bias], *, eps) -> y`` on (..., d).
-      gain: "g" (multiplies by g, starts at 1), "1+g" (multiplies by 1 + g, g starts at 0; the sum
-        is formed in float32) or "none".
-      bias: whether a bias is learned; it starts at 0.
-      title: what a legend calls it.
-      derivative: the closed form of its Jacobian, ``(x, gain, [bias], *, eps) ->``
-        :class:`NormDerivative` in NumPy float64, verified against ``jax.jacfwd`` for every row.
+      name: its keyword in the norm's function.
+      start: the value that it begins with.
+      shape: "feature" for (d,), "scalar" for ().
+      offset: added before the function sees it, in float32 at least: 1 for a gain of 1 + g.
     """
 
-    function: Callable[..., Array]
-    gain: str
-    bias: bool
+    name: str
+    start: float = 1.0
+    shape: str = "feature"
+    offset: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """What a norm does to a stream of which only the mean square is known (less its mean, where it
+    is centred), and to perturbations along it.
+
+    Attributes:
+      slope: ``(mean square, eps) -> 1 / s``, the factor on the stream and on what is across it.
+      kept: ``(mean square, eps) -> k``, what is left of 1 / s along the stream.
+    """
+
+    slope: Callable[[Any, float], Any]
+    kept: Callable[[Any, float], Any]
+
+
+INVERSE_ROOT = Law(
+    lambda mean_square, eps: (mean_square + eps) ** -0.5,
+    lambda mean_square, eps: eps / (mean_square + eps),
+)
+"""Division by sqrt(mean square + eps)."""
+UNCHANGED = Law(lambda mean_square, eps: 1.0, lambda mean_square, eps: 1.0)
+
+FORGETS = ("nothing", "length", "length and mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """A normalization as a value.
+
+    Whoever needs a fact about a norm asks its row: what it learns, what it forgets, whether it has
+    a closed form or a law. A row may answer that there is none.
+
+    Attributes:
+      title: what a legend calls it.
+      function: ``(x, *, eps, **parameters) -> y`` on (..., d); it may leave out ``eps``.
+      parameters: what it learns.
+      derivative: the closed form of its Jacobian at points (..., d), ``(x, *, eps, **parameters)
+        ->`` :class:`NormDerivative` or a matrix (..., d, d), in NumPy float64; verified against
+        ``jax.jacfwd`` for every row. None: there is none.
+      forgets: what of x does not reach y (but for eps): "nothing", "length", or "length and mean".
+      law: what it does to a stream of known size, for theory and for the self-tests that ride
+        along; None: no law, and nothing is claimed.
+      source: where it comes from.
+      action: what changing to it does, as a gerund, for sentences.
+      name: in the table; set by :func:`register_norm`.
+    """
+
     title: str
-    derivative: Callable[..., NormDerivative] | None = None
+    function: Callable[..., Array]
+    parameters: tuple[Parameter, ...] = ()
+    derivative: Callable[..., Any] | None = None
+    forgets: str = "nothing"
+    law: Law | None = None
+    source: str = ""
+    action: str = ""
+    name: str = ""
 
     def __call__(self, x: Array, parameters: Mapping[str, Array], eps: float) -> Array:
-        """Apply the norm with the parameters it has: {"gain": (d,), "bias": (d,)}."""
+        """Apply the norm with the parameters it has, such as {"gain": (d,), "bias": (d,)}."""
         arguments = dict(parameters)
-        if self.gain == "1+g":
-            gain = arguments["gain"]
-            arguments["gain"] = 1 + gain.astype(_statistics_dtype(gain.dtype))
-        return self.function(x, **arguments, eps=eps)
+        for each in self.parameters:
+            if each.offset and each.name in arguments:
+                value = arguments[each.name]
+                arguments[each.name] = each.offset + value.astype(_statistics_dtype(value.dtype))
+        return _with_eps(self.function, x, arguments, eps)
+
+    def derivative_at(self, x: Any, parameters: Mapping[str, Any], eps: float) -> Any:
+        """Return its derivative at points x (..., d), of float64 parameters without offset yet."""
+        if self.derivative is None:
+            raise UserError(
+                f"norm={self.title}: has no closed form; give its row a derivative=, or use"
+                " jax.jacfwd"
+            )
+        arguments = dict(parameters)
+        for each in self.parameters:
+            if each.name in arguments:
+                arguments[each.name] = each.offset + arguments[each.name]
+        found = _with_eps(self.derivative, x, arguments, eps)
+        return found if hasattr(found, "jvp") else Matrices(np.asarray(found, np.float64))
+
+    def started(self, width: int) -> dict[str, np.ndarray]:
+        """Return the parameters of a fresh norm of d features."""
+        shapes = {"feature": (width,), "scalar": ()}
+        return {p.name: np.full(shapes[p.shape], p.start) for p in self.parameters}
+
+    def seen(self, name: str, value: Any) -> Any:
+        """Return a parameter as the function sees it: with its offset."""
+        offset = next((p.offset for p in self.parameters if p.name == name), 0.0)
+        return value + offset if offset else value
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON: all that decides numbers, its values at some points among them.
+
+        What only readers see stands under "shown".
+        """
+        return {
+            "parameters": [dataclasses.asdict(p) for p in self.parameters],
+            "forgets": self.forgets,
+            "values": list(_values(self)),
+            "shown": {"name": self.name, "title": self.title, "source": self.source,
+                      "action": self.action},
+        }  # fmt: skip
 
 
-NORMS: dict[str, Norm] = {
-    "rmsnorm": Norm(rms_norm, "g", False, "RMSNorm", rms_norm_derivative),
-    "rmsnorm_offset": Norm(rms_norm, "1+g", False, "RMSNorm, gain 1 + g", rms_norm_derivative),
-    "rmsnorm_plain": Norm(rms_norm, "none", False, "RMSNorm without gain", rms_norm_derivative),
-    "layernorm": Norm(layer_norm, "g", True, "LayerNorm", layer_norm_derivative),
+def _with_eps(function: Callable[..., Any], x: Any, arguments: Any, eps: float) -> Any:
+    takes = inspect.signature(function).parameters
+    some = "eps" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    return function(x, **arguments, **({"eps": eps} if some else {}))
+
+
+@functools.lru_cache(maxsize=256)
+def _values(norm: Norm) -> tuple[float, ...]:
+    """What a fresh norm makes of some points, to five digits: another formula has other values."""
+    with jax.enable_x64(True):
+        # Also where eps counts, and where what saturates does.
+        x = jnp.outer(jnp.asarray([1.0, 1e-3, 30.0]), jnp.asarray(_PROBES, jnp.float64))
+        start = {k: jnp.asarray(v) for k, v in norm.started(len(_PROBES)).items()}
+        try:
+            y = norm(x, start, 1e-6)
+            if y.shape != x.shape:
+                raise UserError(f"makes shape {y.shape}; must keep the shape")
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise UserError(
+                f"norm={norm.title}: its function fails on x of shape {x.shape} ({what})"
+            ) from error
+        return tuple(float(f"{float(value):.5g}") for value in y.ravel())
+
+
+_PROBES = (-2.0, -1.1, -0.4, 0.03, 0.2, 0.7, 1.5, 3.0)
+
+_GAIN, _OFFSET, _BIAS = (
+    Parameter("gain"),
+    Parameter("gain", 0.0, offset=1.0),
+    Parameter("bias", 0.0),
+)
+_RMS: dict[str, Any] = {"forgets": "length", "law": INVERSE_ROOT,
+                        "source": "Zhang and Sennrich 2019, arXiv 1910.07467"}  # fmt: skip
+_LAYER: dict[str, Any] = {"forgets": "length and mean", "law": INVERSE_ROOT,
+                          "source": "Ba, Kiros and Hinton 2016, arXiv 1607.06450"}  # fmt: skip
+
+_ROWS = {
+    "rmsnorm": Norm("RMSNorm", rms_norm, (_GAIN,), rms_norm_derivative, **_RMS),
+    "rmsnorm_offset": Norm(
+        "RMSNorm, gain 1 + g", rms_norm, (_OFFSET,), rms_norm_derivative, **_RMS
+    ),
+    "rmsnorm_plain": Norm("RMSNorm without gain", rms_norm, (), rms_norm_derivative, **_RMS),
+    "layernorm": Norm("LayerNorm", layer_norm, (_GAIN, _BIAS), layer_norm_derivative, **_LAYER),
     "layernorm_nobias": Norm(
-        layer_norm, "g", False, "LayerNorm without bias", layer_norm_derivative
+        "LayerNorm without bias", layer_norm, (_GAIN,), layer_norm_derivative, **_LAYER
     ),
     "layernorm_plain": Norm(
-        layer_norm, "none", False, "LayerNorm without gain and bias", layer_norm_derivative
+        "LayerNorm without gain and bias", layer_norm, (), layer_norm_derivative, **_LAYER
     ),
-    "identity": Norm(identity, "none", False, "no norm", identity_derivative),
-}
+    "identity": Norm(
+        "no norm", identity, (), identity_derivative, law=UNCHANGED,
+        action="removing normalization",
+    ),
+}  # fmt: skip
+
+NORMS: Table[Norm] = Table(
+    "norm", {name: dataclasses.replace(row, name=name) for name, row in _ROWS.items()}
+)
+
+
+def register_norm(name: str, row: Norm, *, replace: bool = False) -> Norm:
+    """Add a norm to the table under a name, and return it with that name.
+
+    From then on ``--config.model.norm=NAME`` trains it in any placement.
+
+    Args:
+      name: a small letter, then small letters, digits or underscores.
+      row: the norm.
+      replace: whether a name that is taken may get another row.
+
+    Raises:
+      UserError: a name that is none or taken; a row that is no norm.
+
+    >>> row = Norm("Softsign", lambda x, gain: gain * x / (1 + abs(x)), (Parameter("gain"),))
+    >>> register_norm("softsign", row).record()["values"][7]
+    0.75
+    >>> del NORMS["softsign"]
+    """
+    if not isinstance(row, Norm):
+        raise UserError(f"norm {name!r}: must be a normjax.Norm, not {row!r}")
+    check_choice(f"norm {row.title!r}, forgets", row.forgets, FORGETS)
+    return NORMS.register(name, dataclasses.replace(row, name=name), replace=replace)
 
 
 # --- Flax modules -------------------------------------------------------------------------------
@@ -313,13 +478,10 @@ class NormLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        parameters = {}
-        if self.norm.gain != "none":
-            start = nn.initializers.ones if self.norm.gain == "g" else nn.initializers.zeros
-            parameters["gain"] = self.param("gain", start, (x.shape[-1],), self.param_dtype)
-        if self.norm.bias:
-            shape = (x.shape[-1],)
-            parameters["bias"] = self.param("bias", nn.initializers.zeros, shape, self.param_dtype)
+        parameters = {
+            name: self.param(name, lambda key, v=start: jnp.asarray(v, self.param_dtype))
+            for name, start in self.norm.started(x.shape[-1]).items()
+        }
         return self.norm(x, parameters, self.eps)
 
 

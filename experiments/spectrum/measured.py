@@ -13,24 +13,33 @@ import dataclasses
 
 import numpy as np
 
+from normjax.decoder import slot_norms
 from normjax.jacobians.blocks import Part, Parts
-from normjax.jacobians.identities import dual_identities, postnorm_identity, prenorm_identity
-from normjax.jacobians.radial import deflated_spectrum, directions, radial_gains
-from normjax.norm_derivatives import Floats
+from normjax.jacobians.identities import (
+    dual_identities,
+    has_postnorm_identity,
+    has_prenorm_identity,
+    postnorm_identity,
+    prenorm_identity,
+)
+from normjax.jacobians.radial import deflated_spectrum, radial_gains
+from normjax.norm_derivatives import Floats, unit
 from normjax.spectra.dense import singular_values
 from normjax.spectra.depth_products import DepthProduct
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured; L blocks, B sequences, P positions, d features.
+    """What was measured; L blocks, B sequences, P positions, d features
+    of the state.
 
     Attributes:
       raw: (L, B, P, d) singular values of each block, descending.
-      deflated: (L, B, P, d - 1), without the radial direction.
+      deflated: (L, B, P, d - m), without the radial direction and, where the decoder's norms remove
+        the mean, without that of the mean: m is 1 or 2.
       gains: name -> (L, B, P): rr, rt, tr, tt and cosine, see :class:`RadialReport`.
       log_raw: (B, P, d) natural logarithms of the singular values from block 1 to L.
-      log_deflated: (B, P, d - 1) of those without the radial direction.
+      log_deflated: (B, P, d - m) of those without these directions.
       mean_square: (L + 1, B, P) of the stream before block 1 and after every block.
       sequence: (T d,) singular values of the whole-sequence Jacobian of the stack; empty where it
         was not asked for.
@@ -82,60 +91,81 @@ def measure(
     Raises:
       UserError: parameters or derivatives that are not finite; a stream that is zero at a position.
     """
-    L, d, picked = parts.config.depth, parts.config.width, list(positions)
+    L, d, picked = parts.config.depth, parts.config.state_width, list(positions)
     states = np.asarray(parts.hidden_states(tokens))
     at = states[:, :, picked]
     B, P = at.shape[1:3]
-    raw, deflated = np.empty((L, B, P, d)), np.empty((L, B, P, d - 1))
+    forgotten = _forgotten(parts)
+    m = 1 + forgotten
+    raw, deflated = np.empty((L, B, P, d)), np.empty((L, B, P, d - m))
     gains = {name: np.empty((L, B, P)) for name in ("rr", "rt", "tr", "tt", "cosine")}
     products = [[(DepthProduct(d), DepthProduct(d)) for _ in range(P)] for _ in range(B)]
     for block in range(1, L + 1):
         jacobians = parts.block(block).token_jacobians(states[block - 1])[:, picked]
         before, after = at[block - 1], at[block]
-        write = _written(parts, block, after)
+        read, write = _with_mean(before, forgotten), _written(parts, block, after, forgotten)
         for b in range(B):
             report = radial_gains(jacobians[b], before[b], after[b])
             for name, values in gains.items():
                 values[block - 1, b] = getattr(report, name)
-            spectrum = deflated_spectrum(jacobians[b], before[b], after[b], write=write[b])
+            spectrum = deflated_spectrum(
+                jacobians[b], before[b], after[b], read=read[b], write=write[b]
+            )
             raw[block - 1, b], deflated[block - 1, b] = spectrum.raw, spectrum.deflated
             for p in range(P):
                 whole, inner = products[b][p]
                 whole.apply(jacobians[b, p])
                 factor = jacobians[b, p]
                 if block == 1:
-                    factor = factor @ _tangential(before[b, p])
+                    factor = factor @ _tangential(read[b, p])
                 if block == L:
                     factor = _tangential(write[b, p]) @ factor
                 inner.apply(factor)
     logs = np.array([[[x.log_singular_values() for x in pair] for pair in row] for row in products])
     return Measured(
         raw, deflated, gains,
-        np.asarray(logs[:, :, 0], np.float64), np.asarray(logs[:, :, 1, :-1], np.float64),
+        np.asarray(logs[:, :, 0], np.float64), np.asarray(logs[:, :, 1, :-m], np.float64),
         np.mean(at**2, axis=-1),
         _whole_sequence(parts.stack(1, L), states[0, 0, :sequence_length]),
         _defects(parts, tokens[0], states[:, 0]) if identities else {},
     )  # fmt: skip
 
 
-def _written(parts: Parts, block: int, after: Floats) -> Floats:
-    """Return the direction in which nothing radial leaves: of u / g for a norm on the stream.
+def _forgotten(parts: Parts) -> bool:
+    """Whether a norm in the blocks removes the mean: then its direction is taken out as well."""
+    norms = (
+        norm for block in range(1, parts.config.depth + 1) for name in parts.sublayer_names
+        for norm, _ in slot_norms(parts.config, block, name).values()
+    )  # fmt: skip
+    return parts.config.rows == 1 and any("mean" in norm.forgets for norm in norms)
 
-    The stream after such a norm is g u / s, so that u / g is along after / g^2.
+
+def _with_mean(h: Floats, mean: bool, gain: Floats | float = 1.0) -> Floats:
+    """Return directions (..., d, m): h and, where the mean is removed, 1 / gain."""
+    return np.stack([h, np.ones_like(h) / gain], axis=-1) if mean else h[..., None]
+
+
+def _written(parts: Parts, block: int, after: Floats, mean: bool) -> Floats:
+    """Return the directions (..., d, m) in which nothing leaves: of u / g for a norm on the stream.
+
+    The stream after such a norm is g u / s + bias, so that u / g is along (after - bias) / g^2;
+    where it removes the mean, nothing leaves along 1 / g either.
     """
-    params = parts.layer(block)[0]
-    last = params[parts.sublayer_names[-1]] if parts.sublayer_names else {}
-    gain = last.get("stream_norm", {}).get("gain")
-    if gain is None or parts.config.norm not in ("rmsnorm", "rmsnorm_offset"):
-        return after
-    gain = np.asarray(gain) + (1.0 if parts.config.norm == "rmsnorm_offset" else 0.0)
-    return after / gain**2 if np.all(gain != 0) else after
+    name = parts.sublayer_names[-1] if parts.sublayer_names else ""
+    found = slot_norms(parts.config, block, name).get("post_norm") if name else None
+    if found is None or found[0].forgets == "nothing" or parts.config.rows > 1:
+        return _with_mean(after, mean)
+    norm, own = found[0], parts.layer(block)[0][name].get(found[1], {})
+    gain = np.asarray(norm.seen("gain", own["gain"])) if "gain" in own else np.ones(())
+    if np.any(gain == 0):
+        return _with_mean(after, mean)
+    return _with_mean((after - np.asarray(own.get("bias", 0.0))) / gain**2, mean, gain)
 
 
-def _tangential(h: Floats) -> Floats:
-    """Return I - u u^T."""
-    u = directions("h", h)
-    return np.eye(len(u)) - np.outer(u, u)
+def _tangential(directions: Floats) -> Floats:
+    """Return the projection on what is orthogonal to directions (d, m)."""
+    q = np.linalg.qr(directions)[0] if directions.shape[1] > 1 else unit(directions.T).T
+    return np.eye(len(q)) - q @ q.T
 
 
 def _whole_sequence(stack: Part, h: Floats) -> Floats:
@@ -147,21 +177,23 @@ def _whole_sequence(stack: Part, h: Floats) -> Floats:
 
 def _defects(parts: Parts, tokens: np.ndarray, states: Floats) -> dict[str, float]:
     """Return the worst defect of every identity that this placement obeys."""
-    place, found = parts.config.resolved_placement, {}
-    if parts.config.norm == "identity":
-        return {}
-    tests = {}
-    if place.read and not place.stream:
-        tests["J u = a u + the branch's eps term"] = prenorm_identity
-    if place.stream:
-        tests["(u / g) J = the eps term"] = postnorm_identity
-    for title, test in tests.items():
-        found[title] = max(
-            test(parts, block, name, _entering(parts, block, name, states[block - 1]))
-            for block in {1, parts.config.depth}
-            for name in parts.sublayer_names
-        )
-    if place.read and not place.stream and len(tokens) > 2:
+    found: dict[str, float] = {}
+    for title, test, applies in (
+        ("J u = a u + the branch's eps term", prenorm_identity, has_prenorm_identity),
+        ("(u / g) J = the eps term", postnorm_identity, has_postnorm_identity),
+    ):
+        at = [
+            (block, name) for block in {1, parts.config.depth} for name in parts.sublayer_names
+            if applies(parts.config, block, name)
+        ]  # fmt: skip
+        if at:
+            found[title] = max(
+                test(parts, *where, _entering(parts, *where, states[where[0] - 1])) for where in at
+            )
+    if len(tokens) > 2 and parts.sublayer_names and all(
+        has_prenorm_identity(parts.config, block, name)
+        for block in range(1, parts.config.depth + 1) for name in parts.sublayer_names
+    ):  # fmt: skip
         defects = dual_identities(parts, tokens)
         found["u . grad before = a u . grad after + the eps term"] = float(np.max(defects.exact))
     return found

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from normjax.decoder import Decoder, Params, sublayers
+from normjax.decoder import Decoder, Params, slot_norms
 from normjax.diagnostics import measures, radial
 from normjax.diagnostics.measures import rms, wide
-from normjax.norms import NORMS
+from normjax.equation import FACTORS
+from normjax.norms import Norm
 from normjax.training import optimizer, train
 from normjax.training.train import Hyper, State, TrainConfig
 
@@ -95,10 +96,10 @@ class Probe:
             "update/norm": jnp.multiply(*optimizer.global_norm(step)),
         }
         out |= _parameters(state.params, gradients, step)
-        out |= _gains(NORMS[config.norm].gain, state.params)
+        out |= _gains(config.norm_row, state.params)
         out["gradient/stream_rms_last"] = rms(pulled["last"]) * tokens.size
-        if sublayers(config):
-            out |= _stream(sublayers(config), taps["blocks"], pulled["blocks"], tokens.size)
+        if config.sublayers:
+            out |= _stream(config.sublayers, taps["blocks"], pulled["blocks"], tokens.size)
             out |= _branches(config.heads, taps["blocks"])
         out |= _self_tests(model, state.params, taps, pulled)
         return out
@@ -143,14 +144,14 @@ def _parameters(params: Params, gradients: Params, step: Params) -> Values:
     return out
 
 
-def _gains(convention: str, params: Params) -> Values:
-    """Gains of norms, and learned branch weights b, which stand under their own name."""
+def _gains(norm: Norm, params: Params) -> Values:
+    """Gains of norms, and learned factors of the equation, which stand under their own name."""
     out = {}
     for name, (leaf, axes) in _leaves(params).items():
         holder, _, kind = name.rpartition(".")
-        if kind not in ("gain", "branch_gain"):
+        if kind not in ("gain", *FACTORS):
             continue
-        gain = 1 + wide(leaf) if kind == "gain" and convention == "1+g" else wide(leaf)
+        gain = norm.seen(kind, wide(leaf)) if kind == "gain" else wide(leaf)
         part = holder if kind == "gain" else name
         out[f"gain/mean[{part}]"] = jnp.mean(gain, axes)
         out[f"gain/min[{part}]"] = jnp.min(gain, axes)
@@ -200,26 +201,19 @@ def _branches(heads: int, taps: Params) -> Values:
 
 
 def _self_tests(model: Decoder, params: Params, taps: Params, pulled: Params) -> Values:
-    """Return the radial defects of the norms that there are; see radial.py."""
+    """Return the radial defects of the norms that have an identity; see radial.py."""
     config, out = model.config, {}
-    norm, eps = config.norm, config.norm_eps
-    if not radial.divides_by_length(norm):
-        return out
-    if config.has_final_norm:
+    norm, eps = config.norm_row, config.norm_eps
+    if config.has_final_norm and radial.has_identity(norm):
         h, g = taps["last"], pulled["last"]
         bias = params.get("final_norm", {}).get("bias", 0.0)
         back = radial.returned(norm, eps, h, taps["final"], pulled["final"], bias)
         out["instrument/radial_defect_last"] = radial.relative(radial.along(norm, h, g) - back, g)
-    place, names = config.resolved_placement, sublayers(config)
-    if not names or not (place.read or place.stream):
-        return out
-    blocks = range(1, config.depth + 1)
-    a, c = (
-        jnp.asarray([schedule(block, config.depth) for block in blocks], jnp.float32)
-        for schedule in (place.residual, place.scale)
-    )
-    columns = []
+    names, columns = config.sublayers, []
     for i, name in enumerate(names):
+        defect = _defect(config, name)
+        if defect is None:
+            continue
         seen, back, own = taps["blocks"][name], pulled["blocks"][name], params["blocks"][name]
         # What comes after a sub-layer is what the next one starts from.
         if i + 1 < len(names):
@@ -227,30 +221,51 @@ def _self_tests(model: Decoder, params: Params, taps: Params, pulled: Params) ->
         else:
             first = pulled["blocks"][names[0]]["before"]
             after = jnp.concatenate([first[1:], pulled["last"][None]])
+        row = config.placement_row.of(name)
+        found = [row.at(block, config.depth) for block in range(1, config.depth + 1)]
+        a, c = (
+            jnp.asarray([getattr(each, factor) for each in found], jnp.float32)
+            for factor in ("keep", "scale")
+        )
         biases = [
-            own.get(norm_name, {}).get("bias", jnp.zeros((config.depth, 1), jnp.float32))
-            for norm_name in ("read_norm", "stream_norm")
+            own.get(slot, {}).get("bias", jnp.zeros((config.depth, 1), jnp.float32))
+            for slot in ("pre_norm", "post_norm")
         ]
-        columns.append(jax.vmap(_defect(config))(seen, back, after, a, c, *biases))
-    out["instrument/radial_defect"] = jnp.stack(columns, axis=1)
+        columns.append(jax.vmap(defect)(seen, back, after, a, c, *biases))
+    if columns:
+        out["instrument/radial_defect"] = jnp.stack(columns, axis=1)
     return out
 
 
-def _defect(config: Any) -> Callable[..., Array]:
-    """Return the function that tests one sub-layer of one block."""
-    norm, eps, place = config.norm, config.norm_eps, config.resolved_placement
+def _defect(config: Any, name: str) -> Callable[..., Array] | None:
+    """Return the function that tests a sub-layer of one block; None where nothing is known."""
+    eps, norms = config.norm_eps, [
+        slot_norms(config, block, name) for block in range(1, config.depth + 1)
+    ]  # fmt: skip
+    row = config.placement_row.of(name).at(1, config.depth)
+    constant = all(isinstance(each, int | float) for each in (row.keep, row.scale))
+    if config.rows > 1 or not constant or any(each != norms[0] for each in norms):
+        return None
+    pre, post = (norms[0].get(slot, (None,))[0] for slot in ("pre_norm", "post_norm"))
+    if pre is not None and ("skip_norm" in norms[0] or not radial.has_identity(pre)):
+        pre = None
+    if post is not None and not radial.has_identity(post):
+        post = None
+    if pre is None and post is None:
+        return None
+    summed = "post_norm" in norms[0]
 
-    def defect(seen, back, after, a, c, read_bias, stream_bias) -> Array:
+    def defect(seen, back, after, a, c, pre_bias, post_bias) -> Array:
         out = []
-        if place.read:
-            h, g, total = seen["before"], back["before"], back["sum"] if place.stream else after
-            term = radial.returned(norm, eps, h, seen["read"], back["read"], c * wide(read_bias))
-            difference = radial.along(norm, h, g) - a * radial.along(norm, h, total) - term
+        if pre is not None:
+            h, g, total = seen["before"], back["before"], back["sum"] if summed else after
+            term = radial.returned(pre, eps, h, seen["read"], back["read"], c * wide(pre_bias))
+            difference = radial.along(pre, h, g) - a * radial.along(pre, h, total) - term
             out.append(radial.relative(difference, g, a * wide(total)))
-        if place.stream:
+        if post is not None:
             x, g = seen["sum"], back["sum"]
-            term = radial.returned(norm, eps, x, seen["after"], after, wide(stream_bias))
-            out.append(radial.relative(radial.along(norm, x, g) - term, g))
+            term = radial.returned(post, eps, x, seen["after"], after, wide(post_bias))
+            out.append(radial.relative(radial.along(post, x, g) - term, g))
         return jnp.max(jnp.stack(out))
 
     return defect

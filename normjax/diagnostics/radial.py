@@ -21,30 +21,30 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.diagnostics.measures import unit, wide
-from normjax.norms import NORMS, identity, layer_norm
+from normjax.norms import Norm
 
 
-def divides_by_length(norm: str) -> bool:
-    """Whether a norm of the table forgets the length of what it reads."""
-    return NORMS[norm].function is not identity
+def has_identity(norm: Norm) -> bool:
+    """Whether a norm forgets the length of what it reads, and says how much eps lets through."""
+    return norm.forgets != "nothing" and norm.law is not None
 
 
-def returned(norm: str, eps: float, x: Array, y: Array, pulled: Array, bias: Array) -> Array:
+def returned(norm: Norm, eps: float, x: Array, y: Array, pulled: Array, bias: Array) -> Array:
     """Return what a norm of x with output y lets back along u: the term in eps, (..., d) -> (...).
 
     Args:
-      norm, eps: the row of the table and its eps.
+      norm, eps: the row and its eps.
       x, y, pulled: (..., d), input, output, gradient with respect to y (y may be c N(x)).
       bias: (d,) or 0, of the norm.
     """
     centred, y, pulled = _centred(norm, x), wide(y), wide(pulled)
     square = jnp.mean(jnp.square(centred), axis=-1)
     length = jnp.sqrt(square * x.shape[-1])
-    share = eps / (square + eps)
+    share = norm.law.kept(square, eps)
     return share * jnp.sum((y - bias) * pulled, axis=-1) / jnp.where(length == 0, 1, length)
 
 
-def along(norm: str, x: Array, pulled: Array) -> Array:
+def along(norm: Norm, x: Array, pulled: Array) -> Array:
     """Return u . pulled for the direction u of x that the norm forgets: (..., d) -> (...)."""
     return jnp.sum(unit(_centred(norm, x)) * wide(pulled), axis=-1)
 
@@ -56,8 +56,6 @@ def relative(defect: Array, *gradients: Array) -> Array:
     return jnp.max(jnp.abs(defect)) / jnp.where(size == 0, 1, size)
 
 
-def _centred(norm: str, x: Array) -> Array:
+def _centred(norm: Norm, x: Array) -> Array:
     x = wide(x)
-    if NORMS[norm].function is layer_norm:
-        return x - jnp.mean(x, axis=-1, keepdims=True)
-    return x
+    return x - jnp.mean(x, axis=-1, keepdims=True) if "mean" in norm.forgets else x

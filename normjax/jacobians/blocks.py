@@ -23,16 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from normjax.decoder import Decoder, Layer, sublayers
+from normjax.decoder import Decoder, Layer, slot_norms
+from normjax.equation import FACTORS, Learned, fold
 from normjax.errors import UserError, check_choice
 from normjax.jacobians.branch_jacobians import (
     attention_jacobian,
     attention_token_jacobians,
     mlp_jacobian,
 )
-from normjax.jacobians.closed_forms import as_float64, norm_jacobian, placement_jacobian
+from normjax.jacobians.closed_forms import Mix, Tangents, as_float64, norm_jacobian
 from normjax.norm_derivatives import Floats
-from normjax.placements import combine
 
 MAX_DENSE = 4096
 """Largest n = T d of which a dense n x n Jacobian is made: 128 MiB of float64."""
@@ -90,7 +90,7 @@ class Parts:
 
     def sublayer(self, block: int, name: str) -> Part:
         """Return one sub-layer, "attention" or "mlp", of a block, with its norms and residual."""
-        check_choice("sublayer", name, sublayers(self.config))
+        check_choice("sublayer", name, self.config.sublayers)
         self.layer(block)
         return Part(self, ((block, name),))
 
@@ -110,7 +110,7 @@ class Parts:
     @property
     def sublayer_names(self) -> tuple[str, ...]:
         """The sub-layers that every block has, in order."""
-        return sublayers(self.config)
+        return self.config.sublayers
 
     def layer(self, block: int) -> Layer:
         """Return the float64 parameters and factors (a, b, c) of a block."""
@@ -162,10 +162,11 @@ class Parts:
     def _stream(self, h: Any) -> Array:
         """Return h in float64; call under 64-bit mode."""
         h = jnp.asarray(h, jnp.float64)
-        if h.ndim not in (2, 3) or h.shape[-1] != self.config.width or 0 in h.shape:
+        width = self.config.state_width
+        if h.ndim not in (2, 3) or h.shape[-1] != width or 0 in h.shape:
             raise UserError(
-                f"h of shape {h.shape}: must be (T, {self.config.width}) or"
-                f" (B, T, {self.config.width}), the width of the decoder"
+                f"h of shape {h.shape}: must be (T, {width}) or (B, T, {width}), the width of the"
+                " decoder's state"
             )
         check_finite("h", h, "an entry")
         return h
@@ -177,15 +178,7 @@ def _programs(model: Decoder) -> tuple[Any, Any]:
 
     The parameters are arguments, so that all blocks, and all parameters of one decoder, share them.
     """
-
-    def branch_point(layer: Layer, h: Array, sublayer: str) -> tuple[Array, ...]:
-        """Return what F reads, what F returns, what P reads, and the sub-layer's output."""
-        parts = model.sublayer_parts(layer, sublayer)
-        read = parts["read"](h) * parts["c"]
-        total = combine(h, **{**parts, "stream": lambda x: x})
-        return read, parts["branch"](read), total, parts["stream"](total)
-
-    compiled = [jax.jit(f, static_argnames="sublayer") for f in (model.block, branch_point)]
+    compiled = [jax.jit(f, static_argnames="sublayer") for f in (model.block, model.points)]
     return compiled[0], compiled[1]
 
 
@@ -285,30 +278,56 @@ class Part:
     def _step_jacobian(
         self, step: tuple[int, str], h: Floats, whole: bool
     ) -> tuple[Floats, Floats]:
-        """Return a sub-layer's Jacobian, (T, d, d) or (T, T, d, d), and its output."""
+        """Return a sub-layer's Jacobian, (T, n d, n d) or (T, T, n d, n d), and its output."""
         (block, name), config = step, self.parts.config
+        n, d = config.rows, config.width
         layer = self.parts.layer(block)
+        params, factors = layer[0][name], layer[1][name]
+        row = config.placement_row.of(name).at(block, config.depth)
         with jax.enable_x64(True):
-            values = self.parts._point(layer, jnp.asarray(h)[None], sublayer=name)
-            read, branch, total, after = (np.asarray(v[0]) for v in values)
-        params, (a, b, c) = layer[0][name], layer[1]
-        place = config.resolved_placement
+            seen = self.parts._point(layer, jnp.asarray(h)[None], sublayer=name)
+        at = {k: np.asarray(v[0]) for k, v in seen.items()}
+        rows = {k: v.reshape(*v.shape[:-1], -1, d) for k, v in at.items()}
+        mixes = {
+            k: self._mix(k, getattr(row, k), params, rows["before"], factors, x)
+            for k, x in (
+                ("read", rows["before"]), ("keep", rows["before"]), ("write", rows["branched"]),
+            )
+            if hasattr(getattr(row, k), "value")
+        }  # fmt: skip
+        read = rows["before"]
+        if "read" in mixes:
+            read = np.einsum("tmn,tnd->tmd", mixes["read"].weights, read)
         points = {
-            "read": h if place.read else None,
-            "output": branch if place.output else None,
-            "stream": total if place.stream else None,
-        }
+            "pre_norm": read[:, 0], "branch_norm": at["output"],
+            "skip_norm": rows["before"] if n > 1 else h, "post_norm": at["sum"],
+        }  # fmt: skip
+        if n > 1:
+            points["post_norm"] = rows["sum"]
         maps = {
-            k: norm_jacobian(config.norm, x, params.get(k + "_norm"), config.norm_eps)
-            for k, x in points.items()
-            if x is not None
+            slot: norm_jacobian(norm, points[slot], params.get(holder), config.norm_eps)
+            for slot, (norm, holder) in slot_norms(config, block, name).items()
         }
-        a, b = np.asarray(a, np.float64), params.get("branch_gain", b)
-        inner = self._branch_jacobian(name, params["branch"], read, whole)
-        if whole:
-            a = a * np.eye(len(h))
-            maps = {k: m[None] if k == "read" else m[:, None] for k, m in maps.items()}
-        return placement_jacobian(inner, **maps, a=a, b=b, c=c), after
+        inner = self._branch_jacobian(name, params["branch"], at["read"], whole)
+        columns = {k: _column(self._factor(k, getattr(row, k), params, block)) for k in FACTORS}
+        algebra = Tangents(maps, inner, columns, mixes, whole, n)
+        return fold(row, None, algebra), at["after"]
+
+    def _factor(self, name: str, factor: Any, params: Any, block: int) -> Any:
+        """Return c, A or B of a block as a number or one per feature; 1 where weights mix rows."""
+        if isinstance(factor, Learned):
+            held = self.parts.layer(block)[0] if factor.shared else params
+            return np.asarray(held[name], np.float64)
+        return factor if isinstance(factor, int | float) else 1.0
+
+    def _mix(self, name, weights, params, state, factors, rows) -> Mix:
+        prefix = f"{name}_"
+        own = {k.removeprefix(prefix): v for k, v in params.items() if k.startswith(prefix)}
+        position = int(factors["position"])
+        with jax.enable_x64(True):
+            w = np.asarray(weights.value(own, jnp.asarray(state), position), np.float64)
+        w = np.broadcast_to(w, (len(state), *w.shape[-3 if weights.per_feature else -2 :]))
+        return Mix(w, weights.derivative(own, state, position), rows)
 
     def _branch_jacobian(self, name: str, params: Any, x: Floats, whole: bool) -> Floats:
         config = self.parts.config
@@ -322,6 +341,11 @@ class Part:
         raise UserError(
             f"sublayer={name}: has no closed form; use normjax.jacobians.views on the function"
         )
+
+
+def _column(factor: Any) -> Any:
+    """Return a factor as what multiplies a Jacobian (..., d, n d) from the left."""
+    return factor[:, None] if np.ndim(factor) else float(factor)
 
 
 def check_dense(n: int) -> None:

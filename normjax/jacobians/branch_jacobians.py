@@ -15,19 +15,18 @@ NumPy in float64. The parameters are those of the decoder's own modules, of any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from normjax.decoder_config import MLPS, DecoderConfig
+from normjax.decoder_config import DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.closed_forms import as_float64, norm_jacobian
 from normjax.layers import rotary_angles, rotate
 from normjax.norm_derivatives import Floats
-from normjax.norms import NORMS
 
 # --- softmax and MLP ------------------------------------------------------------------------------
 
@@ -67,28 +66,6 @@ def softmax_jacobian(logits: Any, where: Any = None) -> Floats:
     return jacobian
 
 
-def _gelu_slope(x: Floats) -> Floats:
-    # Of the tanh form; beyond +-30 the slope is 0 or 1 to rounding, and x^3 stays in range. (There
-    # autodiff of jax.nn.gelu is the one that errs, by the rounding of 1 - tanh^2 times x^3.)
-    x = np.clip(x, -30, 30)
-    scale = (2 / np.pi) ** 0.5
-    t = np.tanh(scale * (x + 0.044715 * x**3))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * 0.044715 * x * x)
-
-
-def _sigmoid(x: Floats) -> Floats:
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
-
-SLOPES: dict[str, Callable[[Floats], Floats]] = {
-    "gelu": _gelu_slope,
-    "relu": lambda x: (x > 0).astype(np.float64),
-    "swiglu": lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x)),
-    "none": np.ones_like,
-}
-"""act'(x) of every row of :data:`normjax.decoder.MLPS`."""
-
-
 def linear_map(parameters: Mapping[str, Any], x: Floats) -> Floats:
     """Return x W (+ b) for {"kernel": (n, m), "bias": (m,)}, in float64."""
     y = x @ np.asarray(parameters["kernel"], np.float64)
@@ -110,21 +87,18 @@ def mlp_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -
       (..., d, d) float64.
 
     Raises:
-      UserError: x not finite or not (..., d); an mlp without a derivative in :data:`SLOPES`.
+      UserError: x not finite or not (..., d).
     """
     kernels = {k: np.asarray(v["kernel"], np.float64) for k, v in parameters.items()}
     x = as_float64("x", x, kernels["in"].shape[:1])
-    if config.mlp not in SLOPES:
-        raise UserError(f"mlp={config.mlp}: has no slope; add its derivative to jacobians.SLOPES")
-    hidden = linear_map(parameters["in"], x)
-    act, gated = MLPS[config.mlp]
-    if not gated:
-        slope = SLOPES[config.mlp](hidden)
+    hidden, act = linear_map(parameters["in"], x), config.mlp_row
+    if not act.gated:
+        slope = act.slope(hidden)
         return (kernels["out"].T * slope[..., None, :]) @ kernels["in"].T
     gate = linear_map(parameters["gate"], x)
     with jax.enable_x64(True):
-        opened = np.asarray(act(jnp.asarray(gate)))
-    through_gate = kernels["out"].T * (SLOPES[config.mlp](gate) * hidden)[..., None, :]
+        opened = np.asarray(act.function(jnp.asarray(gate)))
+    through_gate = kernels["out"].T * (act.slope(gate) * hidden)[..., None, :]
     through_in = kernels["out"].T * opened[..., None, :]
     return through_gate @ kernels["gate"].T + through_in @ kernels["in"].T
 
@@ -143,7 +117,7 @@ class _Heads(NamedTuple):
     weight: Floats  # (H, T, T) = p times the slope of the cap
     dq: Floats  # (H, T, C, d), the derivative of q_i by x_i
     dk: Floats  # (H, T, C, d)
-    dv: Floats  # (H, C, d)
+    dv: Floats  # (H, C, d), or (H, T, C, d) where values are normalized
     out: Floats  # (H, C, d), the output matrix's rows of each head
 
 
@@ -169,8 +143,12 @@ def attention_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: 
     heads = _heads(config, parameters, x)
     H, T, C = heads.q.shape
     d = heads.out.shape[-1]
-    rows = heads.p.reshape(H, -1).T @ (heads.out.transpose(0, 2, 1) @ heads.dv).reshape(H, -1)
-    jacobian = rows.reshape(T, T, d, d)
+    if heads.dv.ndim == 3:
+        rows = heads.p.reshape(H, -1).T @ (heads.out.transpose(0, 2, 1) @ heads.dv).reshape(H, -1)
+        jacobian = rows.reshape(T, T, d, d)
+    else:
+        through = heads.out.transpose(0, 2, 1)[:, None] @ heads.dv  # (H, m, d, d)
+        jacobian = np.einsum("him,hmab->imab", heads.p, through)
     # (v_m - o_i) through the output matrix, beside the gradient of the logit by x_m: rank one each.
     spread = (heads.v @ heads.out)[:, None] - (heads.o @ heads.out)[:, :, None]
     left = heads.weight[..., None] * spread
@@ -197,7 +175,7 @@ def attention_token_jacobians(
     heads = _heads(config, parameters, x)
     own = np.einsum("hii->hi", heads.p)[..., None, None]
     own_weight = np.einsum("hii->hi", heads.weight)[..., None]
-    inner = _query_part(heads) + own * heads.dv[:, None]
+    inner = _query_part(heads) + own * (heads.dv[:, None] if heads.dv.ndim == 3 else heads.dv)
     gradient = (heads.q[:, :, None, :] @ heads.dk)[:, :, 0]  # q_i^T K_i
     inner += (own_weight * (heads.v - heads.o))[..., :, None] * gradient[..., None, :]
     return _through_output(heads, inner)
@@ -227,8 +205,11 @@ def _heads(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> _Hea
     C, group = config.head_width, config.heads // config.kv_head_count
     q, dq = _projected(config, parameters, "query", x)
     k, dk = _projected(config, parameters, "key", x)
-    v = linear_map(parameters["value"], x).reshape(len(x), -1, C).transpose(1, 0, 2)
-    dv = kernels["value"].T.reshape(-1, C, x.shape[1])
+    if "value" in config.inner_norms:
+        v, dv = _projected(config, parameters, "value", x)
+    else:
+        v = linear_map(parameters["value"], x).reshape(len(x), -1, C).transpose(1, 0, 2)
+        dv = kernels["value"].T.reshape(-1, C, x.shape[1])
     k, dk, v, dv = (np.repeat(each, group, axis=0) for each in (k, dk, v, dv))
     q, dq = q * C**-0.5, dq * C**-0.5
     p, weight = _attend(config, q @ np.swapaxes(k, -1, -2))
@@ -239,19 +220,19 @@ def _heads(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> _Hea
 def _projected(
     config: DecoderConfig, parameters: Mapping[str, Any], name: str, x: Floats
 ) -> tuple[Floats, Floats]:
-    """Return queries or keys (heads, T, C) and their Jacobians by their token (heads, T, C, d)."""
+    """Return queries, keys or values (heads, T, C) and their Jacobians by their token."""
     T, d = x.shape
     C = config.head_width
     value = linear_map(parameters[name], x).reshape(T, -1, C)
     kernel = np.asarray(parameters[name]["kernel"], np.float64).T.reshape(-1, C, d)
     jacobian = np.broadcast_to(kernel, (T, *kernel.shape))
-    if config.qk_norm:
-        norm, of_norm = NORMS[config.norm], parameters.get(f"{name}_norm", {})
+    if name in config.inner_norms:
+        norm, of_norm = config.norm_row, parameters.get(f"{name}_norm", {})
         jacobian = norm_jacobian(norm, value, of_norm, config.norm_eps) @ jacobian
         with jax.enable_x64(True):
             wide = {k: jnp.asarray(v, jnp.float64) for k, v in of_norm.items()}
             value = np.asarray(norm(jnp.asarray(value), wide, config.norm_eps))
-    if config.positions == "rotary":
+    if config.positions == "rotary" and name != "value":
         columns = np.concatenate(
             [value[None], np.moveaxis(jacobian, -1, 0)]
         )  # (1 + d, T, heads, C)

@@ -1,7 +1,7 @@
 """Closed-form Jacobians in float64: every norm of the table, and placements composed of them.
 
     norm        J = diag(w) (P - (1 - k) u u^T)                      (see norm_derivatives.py)
-    placement   J = J_P (a I + b c J_Q J_F J_N)                      h' = P(a h + b Q(F(c N(h))))
+    placement   J = J_P (A J_S + B J_Q J_F c J_N J_R) + what moves the weights A, B and R
 
 Everything here is NumPy in float64, with leading axes free for many points at once, and needs no
 64-bit mode. What autodiff gives for the same functions is the referee: see
@@ -11,10 +11,11 @@ Everything here is NumPy in float64, with leading axes free for many points at o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from normjax.equation import Sublayer, fold
 from normjax.errors import UserError, check_choice, suggest
 from normjax.norm_derivatives import Floats, NormDerivative, unit
 from normjax.norms import NORMS, Norm
@@ -73,17 +74,14 @@ def norm_derivative(
         without a closed form, or a derivative beyond the range of float64.
     """
     norm = as_norm(norm)
-    if norm.derivative is None:
-        raise UserError(
-            f"norm={norm.title}: has no closed form; give its row a derivative=, or use jax.jacfwd"
-        )
     h = as_float64("h", h)
     if h.ndim == 0 or h.shape[-1] == 0:
         raise UserError(f"h of shape {h.shape}: must be (..., d) with at least one feature")
     if not (np.isfinite(eps) and eps >= 0):
         raise UserError(f"eps={eps}: must be finite and at least 0; the usual value is 1e-6")
-    arguments = _norm_arguments(norm, parameters or {}, h.shape[-1])
-    derivative = norm.derivative(h, **arguments, eps=float(eps))
+    derivative = norm.derivative_at(
+        h, _checked_parameters(norm, parameters or {}, h.shape[-1]), float(eps)
+    )
     if not np.all(np.isfinite(derivative.weight)):
         raise UserError(
             f"h of largest entry {np.max(np.abs(h)):.3g} at eps={eps}: 1/s is out of the range of"
@@ -92,21 +90,22 @@ def norm_derivative(
     return derivative
 
 
-def _norm_arguments(norm: Norm, parameters: Mapping[str, Any], d: int) -> dict[str, Floats]:
-    allowed = (["gain"] if norm.gain != "none" else []) + (["bias"] if norm.bias else [])
-    arguments = {}
+def _checked_parameters(norm: Norm, parameters: Mapping[str, Any], d: int) -> dict[str, Floats]:
+    shapes = {p.name: p.shape for p in norm.parameters}
+    found = {}
     for name, value in parameters.items():
-        if name not in allowed:
-            what = ", ".join(allowed) or "no parameters"
-            hint = suggest(name, allowed)
-            raise UserError(f"parameters[{name!r}]: {norm.title} has {what}{hint}")
+        if name not in shapes:
+            what = ", ".join(shapes) or "no parameters"
+            raise UserError(
+                f"parameters[{name!r}]: {norm.title} has {what}{suggest(name, list(shapes))}"
+            )
         value = as_float64(name, value)
-        if value.shape not in ((), (d,)):
-            raise UserError(f"{name} of shape {value.shape}: must be a scalar or of shape ({d},)")
-        arguments[name] = value
-    if norm.gain == "1+g" and "gain" in arguments:
-        arguments["gain"] = 1 + arguments["gain"]
-    return arguments
+        allowed = ((), (d,)) if shapes[name] == "feature" else ((),)
+        if value.shape not in allowed:
+            needs = f"a scalar or of shape ({d},)" if len(allowed) > 1 else "a scalar"
+            raise UserError(f"{name} of shape {value.shape}: must be {needs}")
+        found[name] = value
+    return found
 
 
 def norm_jacobian(
@@ -161,6 +160,18 @@ def norm_vjp(
     return derivative.vjp(as_float64("w", w, derivative.weight.shape[-1:]))
 
 
+def _one_vector(norm: Norm | str, h: Any, parameters: Any, eps: float) -> NormDerivative:
+    D = norm_derivative(norm, h, parameters, eps)
+    if D.weight.ndim != 1:
+        raise UserError(f"h of shape {D.weight.shape}: must be one vector (d,)")
+    if not isinstance(D, NormDerivative):
+        raise UserError(
+            f"norm={as_norm(norm).title}: its derivative is a matrix without a form of its own; use"
+            " numpy.linalg.svd(norm_jacobian(...))"
+        )
+    return D
+
+
 def norm_singular_values(
     norm: Norm | str, h: Any, parameters: Mapping[str, Any] | None = None, eps: float = 1e-6
 ) -> Floats:
@@ -176,9 +187,7 @@ def norm_singular_values(
     >>> norm_singular_values("layernorm", [1.0, 2.0, 3.0, 6.0], {"gain": 2.0}, eps=0.5)
     array([1.   , 1.   , 0.125, 0.   ])
     """
-    D = norm_derivative(norm, h, parameters, eps)
-    if D.weight.ndim != 1:
-        raise UserError(f"h of shape {D.weight.shape}: must be one vector (d,)")
+    D = _one_vector(norm, h, parameters, eps)
     w, d = np.abs(D.weight), D.weight.size
     directed = bool(np.any(D.direction != 0))
     if (directed or D.centered) and not np.allclose(w, w[0], rtol=4e-16, atol=0):
@@ -214,9 +223,7 @@ def null_directions(
     >>> abs(right[:, 0]).round(3), abs(left[:, 0]).round(3)     # u, and u / g normalized
     (array([0.6, 0.8]), array([0.707, 0.707]))
     """
-    D = norm_derivative(norm, h, parameters, eps)
-    if D.weight.ndim != 1:
-        raise UserError(f"h of shape {D.weight.shape}: must be one vector (d,)")
+    D = _one_vector(norm, h, parameters, eps)
     w, u, k, d = D.weight, D.direction, float(D.radial), D.weight.size
     kernel = np.zeros((d, 0))  # of M
     if D.centered:
@@ -257,24 +264,121 @@ def _orthonormal(columns: Floats) -> Floats:
 # --- placements -----------------------------------------------------------------------------------
 
 
+class Mix(NamedTuple):
+    """Weights that mix rows, at a point: W, its derivative by H, and the rows it is applied to.
+
+    Attributes:
+      weights: (..., m, n) or, per feature, (..., m, n, d).
+      slope: (..., m, n, n d), or None for weights that do not depend on H.
+      rows: (..., n, d).
+    """
+
+    weights: Floats
+    slope: Floats | None
+    rows: Floats
+
+
+class Tangents:
+    """The algebra of Jacobians for ``equation.fold``: derivatives by H in place of values.
+
+    One is (..., r, n d), r the features of the value and n d those of H; None stands for the
+    identity. Where the branch mixes T tokens, J_F is (T, T, d, d), [i, m] by the token m, and so is
+    what comes after it; what acts on each token alone is (T, r, n d) still.
+
+    Args:
+      maps: J of the norm in each slot that has one, at its point, (..., d, d).
+      branch: J_F, (..., d, d) or (T, T, d, d).
+      factors: c, A and B by name, as arrays that multiply (..., r, n d); absent ones are 1.
+      mixes: the :class:`Mix` of each of "read", "keep", "write" that mixes rows.
+      copies: how many rows a branch is written to where no weights say so.
+    """
+
+    def __init__(
+        self, maps: Mapping[str, Floats], branch: Floats, factors: Mapping[str, Any],
+        mixes: Mapping[str, Mix] | None = None, whole: bool = False, copies: int = 1,
+    ):  # fmt: skip
+        self.maps, self.own, self.factors = maps, branch, factors
+        self.mixes, self.whole, self.copies = mixes or {}, whole, copies
+
+    def norm(self, slot: str, norm: Any, x: Any) -> Any:
+        J = self.maps.get(slot)
+        if J is None:
+            return x
+        if self.copies == 1 or slot in ("pre_norm", "branch_norm"):
+            return J if x is None else self._left(J, x) @ x
+        n, d = J.shape[-3], J.shape[-1]  # every row by itself
+        x = np.broadcast_to(np.eye(n * d), (*J.shape[:-3], n * d, n * d)) if x is None else x
+        split = x.reshape(*x.shape[:-2], n, d, x.shape[-1])
+        return (self._left(J, x) @ split).reshape(x.shape)
+
+    def branch(self, x: Any) -> Any:
+        if x is None:
+            return self.own
+        return self.own @ (x[None] if self.whole else x)
+
+    def times(self, name: str, factor: Any, x: Any) -> Any:
+        w = self.factors.get(name, 1.0)
+        if np.ndim(w) == 0 and w == 1:
+            return x
+        return w * (np.eye(self.own.shape[-1] * self.copies) if x is None else x)
+
+    def mix(self, name: str, weights: Any, state: Any, x: Any) -> Any:
+        found = self.mixes.get(name)
+        if found is None:
+            x = x if name == "read" else self.times(name, weights, x)
+            return np.tile(x, (self.copies, 1)) if name == "write" and self.copies > 1 else x
+        w, slope, rows = found
+        n, d = rows.shape[-2:]
+        if x is None:
+            x = np.broadcast_to(np.eye(n * d), (*rows.shape[:-2], n * d, n * d))
+        split = x.reshape(*x.shape[:-2], n, d, x.shape[-1])
+        w = w if w.ndim == rows.ndim + 1 else np.broadcast_to(w[..., None], (*w.shape, d))
+        moved = np.einsum("...mnd,...ndk->...mdk", self._left(w, x), split)
+        moved = moved.reshape(*moved.shape[:-3], -1, moved.shape[-1])
+        if slope is None:
+            return moved
+        turned = np.einsum("...mnk,...nd->...mdk", slope, rows)
+        return self.plus(moved, turned.reshape(*turned.shape[:-3], -1, turned.shape[-1]))
+
+    def plus(self, kept: Any, written: Any) -> Any:
+        kept = np.eye(written.shape[-1]) if kept is None else kept
+        if self.whole and kept.ndim == 2:
+            kept = np.broadcast_to(kept, (len(written), *kept.shape))
+        if not self.whole:
+            return kept + written
+        whole, local = (kept, written) if self._mixed(kept) else (written, kept)
+        if not self._mixed(whole) or self._mixed(local):
+            return whole + local
+        spread, index = np.zeros(whole.shape), np.arange(len(whole))
+        spread[index, index] = local
+        return spread + whole
+
+    def _mixed(self, x: Any) -> bool:
+        return self.whole and x.ndim == 4
+
+    def _left(self, J: Floats, x: Floats) -> Floats:
+        return J[:, None] if self._mixed(x) else J
+
+
 def placement_jacobian(
     branch: Any,
     *,
-    read: Any = None,
-    output: Any = None,
-    stream: Any = None,
+    pre_norm: Any = None,
+    branch_norm: Any = None,
+    skip_norm: Any = None,
+    post_norm: Any = None,
     a: Any = 1.0,
     b: Any = 1.0,
     c: Any = 1.0,
 ) -> Floats:
-    """Return the Jacobian of h' = P(a h + b Q(F(c N(h)))): J_P (a I + diag(b) c J_Q J_F J_N).
+    """Return the Jacobian of h' = P(a S(h) + b Q(F(c N(h)))): J_P (a J_S + diag(b) J_Q J_F c J_N).
 
-    The same names as :func:`normjax.placements.combine`, with matrices for functions: J_F is taken
-    at c N(h), J_Q at F(c N(h)), J_P at the sum.
+    Each factor is taken at its point: J_F at c N(h), J_Q at F(c N(h)), J_P at the sum.
 
     Args:
       branch: J_F, (..., d, d).
-      read, output, stream: J_N, J_Q, J_P, each (..., d, d) or None for the identity.
+      pre_norm, branch_norm, skip_norm, post_norm: J_N, J_Q, J_S, J_P, each (..., d, d) or None for
+        the identity.
       a, c: numbers, or arrays over the leading axes.
       b: a number or (d,), the weight of the branch.
 
@@ -284,22 +388,25 @@ def placement_jacobian(
     Raises:
       UserError: a matrix that is not square, not finite, or of another d; a b of another shape.
 
-    >>> placement_jacobian([[2.0]], read=[[3.0]], stream=[[0.5]], a=4.0, b=5.0, c=0.1)
+    >>> placement_jacobian([[2.0]], pre_norm=[[3.0]], post_norm=[[0.5]], a=4.0, b=5.0, c=0.1)
     array([[3.5]])
     """
-    product = as_float64("branch", branch)
-    if product.ndim < 2 or product.shape[-1] != product.shape[-2]:
-        raise UserError(f"branch of shape {product.shape}: must be square matrices (..., d, d)")
-    square = product.shape[-2:]
-    given = {"read": read, "output": output, "stream": stream}
+    own = as_float64("branch", branch)
+    if own.ndim < 2 or own.shape[-1] != own.shape[-2]:
+        raise UserError(f"branch of shape {own.shape}: must be square matrices (..., d, d)")
+    square = own.shape[-2:]
+    given = {
+        "pre_norm": pre_norm, "branch_norm": branch_norm,
+        "skip_norm": skip_norm, "post_norm": post_norm,
+    }  # fmt: skip
     maps = {k: as_float64(k, v, square) for k, v in given.items() if v is not None}
     a, b, c = as_float64("a", a), as_float64("b", b), as_float64("c", c)
     if b.shape not in ((), square[:1]):
         raise UserError(f"b of shape {b.shape}: must be a number or of shape ({square[0]},)")
-    if "read" in maps:
-        product = product @ maps["read"]
-    if "output" in maps:
-        product = maps["output"] @ product
-    product = c[..., None, None] * (b[..., None] * product)
-    product = a[..., None, None] * np.eye(square[0]) + product
-    return maps["stream"] @ product if "stream" in maps else product
+    columns = {
+        "keep": a[..., None, None] if a.ndim else a,
+        "write": b[..., None] if b.ndim else b,
+        "scale": c[..., None, None] if c.ndim else c,
+    }
+    found = fold(Sublayer(), None, Tangents(maps, own, columns))
+    return np.broadcast_to(found, np.broadcast_shapes(found.shape, own.shape)).copy()

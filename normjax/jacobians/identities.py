@@ -13,6 +13,7 @@ They hold for a sub-layer, attention included, and not for two in a row.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,11 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from normjax.decoder import slot_norms
+from normjax.decoder_config import DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.closed_forms import as_float64, norm_derivative
 from normjax.norm_derivatives import Floats, NormDerivative
-from normjax.placements import combine
+from normjax.norms import Norm
 
 
 class DualDefects(NamedTuple):
@@ -91,14 +94,17 @@ def postnorm_identity(parts: Parts, block: int, sublayer: str, h: Any) -> float:
       UserError: a placement without a norm on the stream; a gain with zeros; a norm without a
         direction; h not finite or not (T, d).
     """
-    if not parts.config.resolved_placement.stream:
-        raise UserError(f"placement={parts.config.placement}: has no norm on the stream")
     parts.sublayer(block, sublayer)  # both exist
+    if not has_postnorm_identity(parts.config, block, sublayer):
+        raise UserError(
+            f"placement={parts.config.placement_row.title}: has no norm on one stream that forgets"
+            " its length, as post has"
+        )
     x = _sequence(parts, h)
     layer, each = parts.layer(block), np.eye(len(x))[:, :, None]
     with jax.enable_x64(True):
         total = _summed(parts.model, layer, jnp.asarray(x), sublayer)
-        D = _norm_at(parts, layer[0][sublayer].get("stream_norm"), np.asarray(total))
+        D = _norm_at(parts, block, sublayer, "post_norm", np.asarray(total))
         if np.any(D.weight == 0):
             raise UserError("gain: has zeros, along which the output is null anyway; use another")
         null = D.direction / D.weight
@@ -157,10 +163,6 @@ def dual_identities(parts: Parts, tokens: Any) -> DualDefects:
     return DualDefects(np.array(exact[::-1]), np.array(plain[::-1]), final)
 
 
-def _same(x: Any) -> Any:
-    return x
-
-
 def _sequence(parts: Parts, h: Any) -> Floats:
     x = as_float64("h", h, (parts.config.width,))
     if x.ndim != 2:
@@ -168,11 +170,16 @@ def _sequence(parts: Parts, h: Any) -> Floats:
     return x
 
 
-def _norm_at(parts: Parts, parameters: Any, x: Floats) -> NormDerivative:
-    D = norm_derivative(parts.config.norm, x, parameters, parts.config.norm_eps)
+def _norm_at(parts: Parts, block: int, sublayer: str, slot: str, x: Floats) -> NormDerivative:
+    norm, holder = slot_norms(parts.config, block, sublayer)[slot]
+    own = parts.layer(block)[0][sublayer].get(holder)
+    return _directed(norm, norm_derivative(norm, x, own, parts.config.norm_eps))
+
+
+def _directed(norm: Norm, D: Any) -> NormDerivative:
     if not np.all(np.any(D.direction != 0, axis=-1)):
         raise UserError(
-            f"norm={parts.config.norm}: has no direction at h; take a norm that divides by a length"
+            f"norm={norm.title}: has no direction at h; take a norm that divides by a length"
             " and an h without zero tokens"
         )
     return D
@@ -182,15 +189,37 @@ def _radial_images(
     parts: Parts, block: int, sublayer: str, x: Floats
 ) -> tuple[Floats, Floats, float]:
     """Return u (T, d), what the norm and c make of it (T, d), c k w u, and a."""
-    place = parts.config.resolved_placement
-    if not place.read or place.stream:
+    config = parts.config
+    row = config.placement_row.of(sublayer).at(block, config.depth)
+    if not has_prenorm_identity(config, block, sublayer):
         raise UserError(
-            f"placement={parts.config.placement}: must read through a norm and have none on the"
-            " stream, such as pre"
+            f"placement={config.placement_row.title}: must read through a norm, keep a multiple of"
+            " the stream and have no norm on it, such as pre"
         )
-    params, (a, _, c) = parts.layer(block)
-    D = _norm_at(parts, params[sublayer].get("read_norm"), x)
-    return D.direction, D.radial_image() * float(c), float(a)
+    D = _norm_at(parts, block, sublayer, "pre_norm", x)
+    return D.direction, D.radial_image() * float(row.scale), float(row.keep)
+
+
+def has_prenorm_identity(config: DecoderConfig, block: int, sublayer: str) -> bool:
+    """Whether a sub-layer adds, to a multiple of one stream, what a norm that forgets length read.
+
+    Then a scaling of one token passes as a multiple of itself, but for the norm's eps.
+    """
+    norms = slot_norms(config, block, sublayer)
+    row = config.placement_row.of(sublayer).at(block, config.depth)
+    constant = isinstance(row.scale, int | float) and isinstance(row.keep, int | float)
+    plain = "pre_norm" in norms and not {"skip_norm", "post_norm"} & set(norms)
+    return plain and constant and config.rows == 1 and _forgets(norms["pre_norm"][0])
+
+
+def has_postnorm_identity(config: DecoderConfig, block: int, sublayer: str) -> bool:
+    """Whether a sub-layer ends with a norm on one stream that forgets length."""
+    norms = slot_norms(config, block, sublayer)
+    return config.rows == 1 and "post_norm" in norms and _forgets(norms["post_norm"][0])
+
+
+def _forgets(norm: Norm) -> bool:
+    return norm.forgets != "nothing" and norm.law is not None
 
 
 # --- compiled once for all blocks: the parameters are arguments -----------------------------------
@@ -199,15 +228,15 @@ def _radial_images(
 @partial(jax.jit, static_argnums=(0, 5))
 def _pushed(model, layer, x, tangents, images, name: str):
     """Return J v for the sub-layer (n, T, d), and b J_Q J_F w for the branch alone."""
-    pieces = model.sublayer_parts(layer, name)
-    alone: dict[str, Any] = {**pieces, "read": _same, "stream": _same, "a": 0.0, "c": 1.0}
-    read = pieces["c"] * pieces["read"](x)
+    row = model.config.placement_row.of(name)
+    alone = dataclasses.replace(row, pre_norm=None, post_norm=None, keep=0.0, scale=1.0)
+    read = model.points(layer, x[None], name)["read"][0]
 
     def pushed(function, at, v):
         return jax.jvp(lambda z: function(z[None])[0], (at,), (v,))[1]
 
     whole = partial(model.block, layer, sublayer=name)
-    branch = lambda z: combine(z, **alone)  # noqa: E731
+    branch = partial(model.block, layer, sublayer=name, row=alone)
     left = jax.vmap(lambda v: pushed(whole, x, v))(tangents)
     return left, jax.vmap(lambda v: pushed(branch, read, v))(images)
 
@@ -216,16 +245,15 @@ def _pushed(model, layer, x, tangents, images, name: str):
 def _pulled(model, layer, x, left, inner, name: str):
     """Return w^T J for the sub-layer (n, T, d), and w^T (a I + b c J_Q J_F J_N) for its sum."""
     whole = jax.vjp(lambda z: model.block(layer, z[None], sublayer=name)[0], x)[1]
-    pieces = {**model.sublayer_parts(layer, name), "stream": _same}
-    total = jax.vjp(lambda z: combine(z[None], **pieces)[0], x)[1]
+    row = dataclasses.replace(model.config.placement_row.of(name), post_norm=None)
+    total = jax.vjp(lambda z: model.block(layer, z[None], sublayer=name, row=row)[0], x)[1]
     return jax.vmap(whole)(left)[0], jax.vmap(total)(inner)[0]
 
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _summed(model, layer, x, name: str):
     """Return the sum that P reads."""
-    pieces = {**model.sublayer_parts(layer, name), "stream": _same}
-    return combine(x[None], **pieces)[0]
+    return model.points(layer, x[None], name)["sum"][0]
 
 
 @partial(jax.jit, static_argnums=(0,))
@@ -236,7 +264,9 @@ def _loss_gradient(model, params, h, targets):
 def _final_defect(parts: Parts, h: Any, grad: Floats) -> float | None:
     if not parts.config.has_final_norm:
         return None
-    D = _norm_at(parts, parts.params.get("final_norm"), np.asarray(h))
+    norm = parts.config.norm_row
+    D = norm_derivative(norm, h, parts.params.get("final_norm"), parts.config.norm_eps)
+    D = _directed(norm, D)
     along = np.abs(np.sum(D.direction * grad, axis=-1))
     return float(np.max(along) / np.max(np.linalg.norm(grad, axis=-1)))
 

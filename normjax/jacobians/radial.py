@@ -209,11 +209,13 @@ def deflated_spectrum(
     Args:
       jacobian, h, after: as for :func:`radial_gains`.
       read, write: other directions to take out on the input and on the output side, of the shape of
-        h. The output of a post-norm block with a gain g that is not uniform is null along u / g,
-        not along u': give that as ``write``.
+        h, or (..., d, m) for m of them. The output of a post-norm block with a gain g that is not
+        uniform is null along u / g, not along u'; where the norm removes the mean as well, also
+        along 1 / g: give those as ``write``.
 
     Returns:
-      A :class:`DeflatedSpectrum`; for (T, d, d) with a leading axis T.
+      A :class:`DeflatedSpectrum`; for (T, d, d) with a leading axis T; m values fewer in
+      ``deflated``, the larger m of the two sides.
 
     Raises:
       UserError: as :func:`radial_gains`.
@@ -222,10 +224,9 @@ def deflated_spectrum(
     >>> spectrum.deflated.round(12), spectrum.deflated_condition.round(12)
     (array([3., 2.]), np.float64(1.5))
     """
-    J, u, v, whole = _dense(
-        jacobian, h if read is None else read, after if write is None else write
-    )
-    right, left = _complement(u), _complement(v)
+    J, u, v, whole = _dense(jacobian, h, after)
+    right = _complement(_basis("read", h if read is None else read, u.ndim))
+    left = _complement(_basis("write", after if write is None else write, v.ndim))
     if not whole:
         raw = _singular_values(J)
         inner = np.swapaxes(left, -1, -2) @ J @ right
@@ -233,9 +234,16 @@ def deflated_spectrum(
     T, d = u.shape
     raw = _singular_values(J.reshape(T * d, T * d))
     blocks = np.swapaxes(left, -1, -2)[:, None] @ J.transpose(0, 2, 1, 3) @ right[None]
-    n = T * (d - 1)
-    inner = blocks.transpose(0, 2, 1, 3).reshape(n, n)
+    inner = blocks.transpose(0, 2, 1, 3).reshape(T * left.shape[-1], T * right.shape[-1])
     return DeflatedSpectrum(raw, _singular_values(inner))
+
+
+def _basis(name: str, x: Any, axes: int) -> Floats:
+    """Return directions (..., d) or (..., d, m) as orthonormal columns (..., d, m)."""
+    if np.ndim(x) == axes:
+        return directions(name, x)[..., None]
+    columns = np.moveaxis(directions(name, np.moveaxis(np.asarray(x), -1, 0)), 0, -1)
+    return np.linalg.qr(columns)[0]
 
 
 def _singular_values(a: Floats) -> Floats:
@@ -262,15 +270,17 @@ def _tangential(x: Floats, u: Floats) -> Floats:
 
 
 def _complement(u: Floats) -> Floats:
-    """Return an orthonormal basis (..., d, d - 1) of what is orthogonal to unit vectors (..., d).
+    """Return an orthonormal basis (..., d, d - m) of what is orthogonal to columns (..., d, m).
 
-    The last columns of the Householder reflection that takes u to the first axis.
+    The last columns of the Householder reflection that takes the first one to the first axis; then
+    the same for the next.
     """
-    w = u.copy()
-    w[..., 0] += np.where(u[..., 0] >= 0, 1.0, -1.0)
+    d, m = u.shape[-2:]
+    w = u[..., 0].copy()
+    w[..., 0] += np.where(w[..., 0] >= 0, 1.0, -1.0)
     w = unit(w)
-    d = u.shape[-1]
-    return np.eye(d)[:, 1:] - 2 * w[..., :, None] * w[..., None, 1:]
+    first = np.eye(d)[:, 1:] - 2 * w[..., :, None] * w[..., None, 1:]
+    return first if m == 1 else first @ _complement(np.swapaxes(first, -1, -2) @ u[..., 1:])
 
 
 def _root_mean(squares: Floats) -> tuple[float, float]:

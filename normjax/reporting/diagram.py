@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from normjax.equation import FACTORS, SLOTS, fold
 from normjax.reporting import drawing, explanations
 from normjax.reporting.drawing import Figure
-from normjax.reporting.explanations import SCHEMES, Scheme, change_text, lookup
+from normjax.reporting.explanations import Rows, branch_rows, change_text, lookup
 from normjax.reporting.palette import INK, MUTED, PANEL, PAPER, Look
 from normjax.reporting.results import Results
 
@@ -36,7 +38,7 @@ _PLACES = {
     "model.width": ("embedding",),
     "model.depth": ("blocks",),
 }
-_SLOTS = ("read1", "output1", "stream1", "read2", "output2", "stream2")
+_NUMBERED = ((1, "attention"), (2, "mlp"))
 
 
 @dataclass
@@ -70,7 +72,7 @@ class _Sketch:
         _arrow(self.axes, (_MIDDLE, self.y), (_MIDDLE, self.y - length), head)
         self.y -= length
 
-    def plus(self, name: str, start: float, residual: bool, weight: str) -> None:
+    def plus(self, name: str, start: float, residual: bool, weight: str, how: str) -> None:
         """Draw the addition that ends a sub-layer, and its residual path from height ``start``."""
         self.arrow(0.2, head=residual)
         if not residual:
@@ -82,7 +84,7 @@ class _Sketch:
         _arrow(self.axes, (_SKIP, centre), (_MIDDLE - 0.1, centre), True)
         middle = (start + centre) / 2
         self.axes.text(
-            _SKIP - 0.13, middle, f"residual{f' × {weight}' if weight else ''}", rotation=90,
+            _SKIP - 0.13, middle, f"{how}residual{f' × {weight}' if weight else ''}", rotation=90,
             ha="right", va="center", size=7.5, color=MUTED,
         )  # fmt: skip
         self.spots[name] = (_SKIP, middle)
@@ -115,12 +117,16 @@ def decoder(results: Results, looks: dict[str, Look]) -> Figure | None:
         for name, changes in explanations.series_changes(results).items()
         if name != results.baseline
     }
+    own = results.plan.get("rows") or {}
+    rows = {cell.series: cell.rows for cell in reversed(results.cells) if cell.series in variants}
     figure = drawing.canvas(7.0)
     axes = figure.subplots()
     sketch = _Sketch(axes)
-    _draw(sketch, config, variants, _depth(results), results.unit)
-    marks = {name: _spots(config, changes, sketch) for name, changes in variants.items()}
-    _mark(sketch, marks, looks, variants)
+    _draw(sketch, config, own, list(rows.values()), _depth(results), results.unit)
+    marks = {
+        name: _spots(own, rows.get(name, {}), changes, sketch) for name, changes in variants.items()
+    }
+    _mark(sketch, marks, looks, variants, rows)
     loose = [
         f"{number}  {name}: {change_text(variants[name]) or 'no change of the configuration'}"
         for number, (name, spots) in enumerate(marks.items(), start=1)
@@ -156,21 +162,11 @@ def _depth(results: Results) -> str:
     return "block" if depth is None else f"{depth} ×"
 
 
-def _scheme(config: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Scheme | None:
-    name = (changes or {}).get("model.placement", lookup(config, "model.placement", "pre"))
-    return SCHEMES.get(str(name))
-
-
 def _draw(
-    sketch: _Sketch,
-    config: Mapping[str, Any],
-    variants: Mapping[str, Mapping[str, Any]],
-    depth: str,
+    sketch: _Sketch, config: Mapping[str, Any], own: Rows, others: Sequence[Rows], depth: str,
     unit: str,
-) -> None:
+) -> None:  # fmt: skip
     model = config["model"]
-    own = _scheme(config) or Scheme()
-    others = [s for changes in variants.values() if (s := _scheme(config, changes)) is not None]
     positions = model.get("positions", "none")
     sketch.axes.text(_MIDDLE, 0.0, "text", ha="center", va="center", size=9)
     sketch.y = -0.1
@@ -179,12 +175,15 @@ def _draw(
         sketch.box("positions", "+ learned positions", PANEL)
     sketch.arrow(0.14, head=False)
     top = sketch.y
-    for number, part in ((1, "attention"), (2, "mlp")):
-        _sublayer(sketch, number, part, model, own, others)
+    for number, part in _NUMBERED:
+        sketch.arrow(0.12, head=False)
+        kinds = [_slots(rows, part) for rows in others]
+        row = (branch_rows(own, part) or [_PLAIN])[0]
+        fold(row, "h", _Drawing(sketch, number, part, model, row, kinds))
     sketch.arrow(0.1, head=False)
     _frame(sketch, top, depth)
-    final = has_final_norm(config, {})
-    if final or any(has_final_norm(config, changes) for changes in variants.values()):
+    final = bool(own.get("has_final_norm"))
+    if final or any(rows.get("has_final_norm") for rows in others):
         sketch.box("final_norm", "final norm", ghost=not final)
     sketch.box("head", "output head" + (" (tied)" if model.get("tied") else ""), PANEL)
     sketch.arrow(0.2)
@@ -196,26 +195,55 @@ def _draw(
         _rotary(sketch)
 
 
-def _sublayer(
-    sketch: _Sketch, number: int, part: str, model: Mapping[str, Any], own: Scheme, others: list
-) -> None:
-    """Draw N, F, Q, the addition and P, each where the model or a variant has it."""
+_PLAIN = SimpleNamespace(**dict.fromkeys((*SLOTS, "read")), scale=1, keep=1, write=1)
 
-    def slot(kind: str) -> None:
-        if getattr(own, kind) or any(getattr(other, kind) for other in others):
-            ghost = not getattr(own, kind)
-            sketch.box(f"{kind}{number}", str(model.get("norm", "norm")), ghost=ghost)
 
-    sketch.arrow(0.12, head=False)
-    start = sketch.y
-    slot("read")
-    kind = model.get(part, "")
-    missing = kind == "none"
-    text = "attention" if part == "attention" else f"MLP ({kind})" if kind else "MLP"
-    sketch.box(part, f"no {part}" if missing else text, PANEL, ghost=missing)
-    slot("output")
-    sketch.plus(f"skip{number}", start, bool(model.get("residual", True)), own.a)
-    slot("stream")
+def _slots(rows: Rows, branch: str) -> set[str]:
+    """Return the slots of a branch that hold a norm in any block."""
+    found = branch_rows(rows, branch)
+    return {slot for row in found for slot in SLOTS if getattr(row, slot) is not None}
+
+
+class _Drawing:
+    """The algebra of the picture for ``equation.fold``: what it meets is drawn, downwards."""
+
+    def __init__(self, sketch: _Sketch, number: int, part: str, model: Any, row: Any, others: list):
+        self.sketch, self.number, self.part, self.model = sketch, number, part, model
+        self.others, self.start, self.skip = others, sketch.y, ""
+        self.row = row
+
+    def norm(self, slot: str, norm: Any, x: str) -> str:
+        if slot == "skip_norm":  # on the residual path, which is drawn with the addition
+            self.skip = "normalized " if norm is not None else ""
+        elif norm is not None or any(slot in kinds for kinds in self.others):
+            shown = lookup(norm, "shown.title") if isinstance(norm, Mapping) else None
+            name = str(shown or self.model.get("norm", "norm"))
+            self.sketch.box(f"{slot}{self.number}", name, ghost=norm is None)
+        return x
+
+    def branch(self, x: str) -> str:
+        kind = self.model.get(self.part, "")
+        missing = kind == "none"
+        text = "attention" if self.part == "attention" else f"MLP ({kind})" if kind else "MLP"
+        text = f"no {self.part}" if missing else text
+        self.sketch.box(self.part, text, PANEL, ghost=missing)
+        return x
+
+    def times(self, name: str, factor: Any, x: str) -> str:
+        return "" if factor == 0 else x if factor == 1 else FACTORS[name]
+
+    def mix(self, name: str, weights: Any, state: str, x: str) -> str:
+        if isinstance(weights, Mapping) and "weights" in weights:
+            if name == "read":
+                self.sketch.box(f"read{self.number}", f"{weights['word']} of streams")
+            return str(weights["word"])
+        return x if name == "read" else self.times(name, weights, x)
+
+    def plus(self, kept: str, written: str) -> str:
+        weight = "" if self.row.keep in (0, 1) else kept
+        name = f"skip{self.number}"
+        self.sketch.plus(name, self.start, self.row.keep != 0, weight, self.skip)
+        return kept
 
 
 def _frame(sketch: _Sketch, top: float, depth: str) -> None:
@@ -242,37 +270,26 @@ def _rotary(sketch: _Sketch) -> None:
     sketch.spots["positions"] = (left + 0.53, y)
 
 
-def has_final_norm(config: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
-    """Whether the stream is normalized before the output head, under a variant's changes."""
-    value = changes.get("model.final_norm", lookup(config, "model.final_norm", "auto"))
-    if value in ("on", "off", True, False):
-        return value in ("on", True)
-    scheme = _scheme(config, changes)
-    return scheme is not None and scheme.final_norm
-
-
 def _spots(
-    config: Mapping[str, Any], changes: Mapping[str, Any], sketch: _Sketch
+    own: Rows, new: Rows, changes: Mapping[str, Any], sketch: _Sketch
 ) -> list[tuple[float, float]]:
     """Return where a variant's marks go; nothing for changes that the picture does not show."""
     names: list[str] = []
     for path in changes:
         names += _PLACES.get(path, ())
-        if path in ("model.norm", "model.norm_eps"):
-            own = _scheme(config) or Scheme()
-            names += [slot for slot in _SLOTS if getattr(own, slot[:-1])] + ["final_norm"]
-        if path == "model.placement":
-            new, own = _scheme(config, changes), _scheme(config)
-            if new is None or own is None:
-                continue
-            kinds = [k for k in ("read", "output", "stream") if getattr(new, k) != getattr(own, k)]
-            names += [slot for slot in _SLOTS if slot[:-1] in kinds]
-            if new.a != own.a:
-                names += ["skip1", "skip2"]
-            if new.b != own.b or new.c != own.c:
-                names += ["attention", "mlp"]
-            if has_final_norm(config, changes) != has_final_norm(config, {}):
-                names.append("final_norm")
+    if {"model.norm", "model.norm_eps"} & set(changes):
+        names += [f"{slot}{n}" for n, part in _NUMBERED for slot in _slots(own, part)]
+        names.append("final_norm")
+    if "model.placement" in changes:
+        for number, part in _NUMBERED:
+            names += [f"{slot}{number}" for slot in _slots(own, part) ^ _slots(new, part)]
+            before, after = ((branch_rows(rows, part) or [_PLAIN])[0] for rows in (own, new))
+            if before.keep != after.keep:
+                names.append(f"skip{number}")
+            if (before.write, before.scale, before.read) != (after.write, after.scale, after.read):
+                names.append(part)
+        if bool(own.get("has_final_norm")) != bool(new.get("has_final_norm")):
+            names.append("final_norm")
     return [sketch.spots[name] for name in dict.fromkeys(names) if name in sketch.spots]
 
 
@@ -281,6 +298,7 @@ def _mark(
     marks: Mapping[str, list[tuple[float, float]]],
     looks: dict[str, Look],
     variants: Mapping[str, Mapping[str, Any]],
+    rows: Mapping[str, Rows],
 ) -> None:
     """Draw the numbered marks and, at the right, what each number means."""
     drawn = {name: spots for name, spots in marks.items() if spots}
@@ -299,7 +317,7 @@ def _mark(
     for index, name in enumerate(drawn):
         place = top - 0.46 * index
         _badge(sketch.axes, (_LABELS, place), order[name], looks[name].colour)
-        label, phrase = drawing.elide(name), explanations.action(variants[name])
+        label, phrase = drawing.elide(name), explanations.action(variants[name], rows.get(name, {}))
         what = drawing.elide(phrase or change_text(variants[name]), 44)
         sketch.axes.text(_LABELS + 0.17, place + 0.015, label, size=9, weight="bold", va="bottom")
         sketch.axes.text(_LABELS + 0.17, place - 0.015, what, size=8, va="top", color=MUTED)

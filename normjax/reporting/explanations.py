@@ -1,42 +1,17 @@
 """What a change of the configuration means: in words, in the equation, in the decoder.
 
-The vocabulary of the report. It repeats the placements' structure without their code because a
-report must be readable where JAX is not installed.
+The vocabulary of the report. What a placement or a norm is comes from the rows that the run folder
+recorded (``DecoderConfig.record``), folded into words: no JAX, and nothing here knows one by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+from normjax.equation import FACTORS, SLOTS, fold
 from normjax.reporting.results import Cell, Results
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """Which of N, Q and P are a norm, and the factors a, b and c where they are not 1."""
-
-    read: bool = False
-    output: bool = False
-    stream: bool = False
-    final_norm: bool = False
-    a: str = ""
-    b: str = ""
-    c: str = ""
-
-
-SCHEMES = {
-    "pre": Scheme(read=True, final_norm=True),
-    "post": Scheme(stream=True),
-    "none": Scheme(),
-    "sandwich": Scheme(read=True, output=True, final_norm=True),
-    "branch_output": Scheme(output=True, final_norm=True),
-    "deepnorm": Scheme(stream=True, a="a"),
-    "layernorm_scaling": Scheme(read=True, final_norm=True, c="c"),
-    "skipinit": Scheme(b="b"),
-    "layerscale": Scheme(read=True, final_norm=True, b="b"),
-}
 
 PARTS = (
     (
@@ -80,14 +55,6 @@ _ACTIONS = {
     ("model.attention", "none"): "removing attention",
     ("model.mlp", "none"): "removing the MLP",
     ("model.positions", "none"): "removing positions",
-    ("model.placement", "none"): "removing normalization",
-    ("model.placement", "post"): "normalizing after the addition",
-    ("model.placement", "pre"): "normalizing before each branch",
-    ("model.placement", "sandwich"): "normalizing before and after each branch",
-    ("model.placement", "branch_output"): "normalizing only the output of each branch",
-    ("model.placement", "deepnorm"): "using DeepNorm",
-    ("model.norm", "none"): "removing normalization",
-    ("model.norm", "identity"): "removing normalization",
     ("model.residual", False): "removing residual connections",
 }
 
@@ -95,9 +62,11 @@ _EFFECTS = {
     ("model.attention", "none"): "the attention sub-layer is left out; F is the MLP only",
     ("model.mlp", "none"): "the MLP sub-layer is left out; F is attention only",
     ("model.positions", "none"): "the equation stays; attention gets no positions",
-    ("model.norm", "none"): "N, Q and P are all the identity",
-    ("model.norm", "identity"): "N, Q and P are all the identity",
 }
+_ROWS = ("placement", "norm")
+"""Fields of the model whose values are rows, with words and colours of their own."""
+
+Rows = Mapping[str, Any]
 
 
 def lookup(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
@@ -136,25 +105,29 @@ def series_changes(results: Results) -> dict[str, dict[str, Any]]:
     return first
 
 
-def action(changes: Mapping[str, Any]) -> str | None:
+def action(changes: Mapping[str, Any], rows: Rows) -> str | None:
     """Return what a set of changes does, as a gerund; None where a change has no known wording.
 
-    >>> action({"model.attention": "none"})
+    >>> action({"model.attention": "none"}, {})
     'removing attention'
     """
-    phrases = [_ACTIONS.get((path, value)) for path, value in _hashable(changes)]
+    phrases = []
+    for path, value in changes.items():
+        _, _, field = path.rpartition(".")
+        own = lookup(rows, f"{field}.shown.action") if field in _ROWS else None
+        phrases.append(own or _ACTIONS.get((path, _hashable(value))))
     if not phrases or None in phrases:
         return None
     return " and ".join(phrase for phrase in phrases if phrase)
 
 
-def _hashable(changes: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(k, tuple(v) if isinstance(v, list) else v) for k, v in changes.items()]
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
-def removes(changes: Mapping[str, Any], what: str) -> bool:
+def removes(changes: Mapping[str, Any], rows: Rows, what: str) -> bool:
     """Whether the only thing done is removing ``normalization`` or ``residual connections``."""
-    return action(changes) == f"removing {what}"
+    return action(changes, rows) == f"removing {what}"
 
 
 def change_text(changes: Mapping[str, Any]) -> str:
@@ -163,39 +136,154 @@ def change_text(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{path} = {value}" for path, value in shown.items())
 
 
-def equation(placement: str, residual: bool = True) -> str | None:
-    """Return the equation of a sub-layer for a placement; None for an unknown one.
+# --- the equation in words ------------------------------------------------------------------------
 
-    >>> equation("pre")
-    'h′ = h + F(Norm(h))'
-    >>> equation("post", residual=False)
-    'h′ = Norm(F(h))'
+
+class _Words:
+    """The algebra of words for ``equation.fold``: texts."""
+
+    def norm(self, slot: str, norm: Any, x: str) -> str:
+        return f"{_norm_word(norm)}({x})" if norm is not None else x
+
+    def branch(self, x: str) -> str:
+        return f"F({x})"
+
+    def times(self, name: str, factor: Any, x: str) -> str:
+        return x if factor == 1 else f"{FACTORS[name]} {x}"
+
+    def mix(self, name: str, weights: Any, state: str, x: str) -> str:
+        if isinstance(weights, Mapping) and "weights" in weights:
+            return f"{weights['word']}({x})" if name == "read" else f"{weights['word']} {x}"
+        if name == "read" or (name == "keep" and weights == 0):
+            return x if name == "read" else ""
+        return self.times(name, weights, x)
+
+    def plus(self, kept: str, written: str) -> str:
+        return f"{kept} + {written}" if kept else written
+
+
+class _JacobianWords(_Words):
+    """The same for the Jacobian; "" is the identity."""
+
+    def norm(self, slot: str, norm: Any, x: str) -> str:
+        return _product("DNorm", x) if norm is not None else x
+
+    def branch(self, x: str) -> str:
+        return _product("DF", x)
+
+    def times(self, name: str, factor: Any, x: str) -> str:
+        return x if factor == 1 else f"{FACTORS[name]} {x or 'I'}"
+
+    def plus(self, kept: str, written: str) -> str:
+        return f"{kept or 'I'} + {written}"
+
+
+def _product(left: str, right: str) -> str:
+    inner = f"({right})" if " + " in right else right
+    return f"{left} · {inner}" if right else left
+
+
+def _norm_word(norm: Any) -> str:
+    shown = norm.get("shown", {}) if isinstance(norm, Mapping) else {}
+    return str(shown.get("title") or "Norm")
+
+
+def branch_rows(rows: Rows, branch: str) -> list[SimpleNamespace]:
+    """Return what every block puts into the equation for a branch, "attention" or "mlp".
+
+    Factors that differ between blocks stay as they are recorded: they have one letter.
     """
-    scheme = SCHEMES.get(placement)
-    if scheme is None:
+    own = lookup(rows, f"placement.{branch}")
+    if not isinstance(own, Mapping):
+        return []
+    counts = [
+        len(v["blocks"]) for k, v in own.items()
+        if k in SLOTS and isinstance(v, Mapping) and "blocks" in v
+    ]  # fmt: skip
+    found = []
+    for block in range(max(counts, default=1)):
+        values = {
+            k: v["blocks"][block]
+            if k in SLOTS and isinstance(v, Mapping) and "blocks" in v else v
+            for k, v in own.items()
+        }  # fmt: skip
+        found.append(SimpleNamespace(**values))
+    return found
+
+
+def _said(rows: Rows, branch: str, algebra: _Words, state: str) -> str | None:
+    """Return a branch's equation; where blocks differ, each form with the blocks that have it."""
+    texts = [fold(row, state, algebra) for row in branch_rows(rows, branch)]
+    if len(set(texts)) <= 1:
+        return texts[0] if texts else None
+    spans: list[list[Any]] = []
+    for block, text in enumerate(texts, start=1):
+        if spans and spans[-1][2] == text:
+            spans[-1][1] = block
+        else:
+            spans.append([block, block, text])
+    blocks = [f"{a}" if a == b else f"{a} to {b}" for a, b, _ in spans]
+    return "; ".join(
+        f"{span[2]} (block {where})" if span[0] == span[1] else f"{span[2]} (blocks {where})"
+        for span, where in zip(spans, blocks, strict=True)
+    )
+
+
+def equation(rows: Rows) -> str | None:
+    """Return the equation of a sub-layer from recorded rows; None where none are recorded.
+
+    >>> none = {"read": None, "scale": 1, "keep": 1, "write": 1} | dict.fromkeys(SLOTS)
+    >>> pre = none | {"pre_norm": "model"}
+    >>> equation({"placement": {"attention": pre, "mlp": pre}})
+    'h′ = h + F(Norm(h))'
+    """
+    return _both(rows, _Words(), "H" if lookup(rows, "placement.streams") else "h", "′ = ")
+
+
+def jacobian(rows: Rows) -> str | None:
+    """Return the Jacobian of a sub-layer in words, such as ``J = I + DF · DNorm``."""
+    return _both(rows, _JacobianWords(), "", "J = ")
+
+
+def _both(rows: Rows, algebra: _Words, state: str, sign: str) -> str | None:
+    attention, mlp = (_said(rows, branch, algebra, state) for branch in ("attention", "mlp"))
+    if attention is None or mlp is None:
         return None
-    read = "Norm(h)" if scheme.read else "h"
-    branch = f"F({scheme.c} {read})" if scheme.c else f"F({read})"
-    if scheme.output:
-        branch = f"Norm({branch})"
-    if scheme.b:
-        branch = f"{scheme.b} {branch}"
-    total = f"{scheme.a} h + {branch}".strip() if residual else branch
-    return f"h′ = Norm({total})" if scheme.stream else f"h′ = {total}"
+    attention, mlp = f"{state}{sign}{attention}", f"{state}{sign}{mlp}"
+    return attention if attention == mlp else f"attention: {attention}; MLP: {mlp}"
 
 
-def effect(results: Results, changes: Mapping[str, Any]) -> str:
+def effect(results: Results, changes: Mapping[str, Any], rows: Rows) -> str:
     """Return what a variant changes in the equation of a sub-layer, as a phrase."""
-    config = results.plan.get("config") or {}
-    notes = [_EFFECTS[pair] for pair in _hashable(changes) if pair in _EFFECTS]
+    known = [
+        (path, value) for path, value in changes.items() if (path, _hashable(value)) in _EFFECTS
+    ]
+    notes = [_EFFECTS[path, _hashable(value)] for path, value in known]
+    said = {path for path, _ in known}
+    if "model.norm" in changes and lookup(rows, "norm.shown.action"):
+        notes.append("N, Q and P are all the identity")
+        said.add("model.norm")
     if "model.placement" in changes or "model.residual" in changes or not changes:
-        placement = changes.get("model.placement", lookup(config, "model.placement", ""))
-        residual = bool(changes.get("model.residual", lookup(config, "model.residual", True)))
-        form = equation(str(placement), residual)
-        if form:
-            notes.insert(0, form)
-    known = {path for path, _ in _EFFECTS} | {"model.placement", "model.residual"}
-    rest = {path: value for path, value in changes.items() if path not in known}
+        form = equation(rows)
+        notes[:0] = [form] if form else []
+        said |= {"model.placement", "model.residual"} if form else set()
+    rest = {path: value for path, value in changes.items() if path not in said}
     if rest:
         notes.append(change_text(rest))
     return "; ".join(notes) if notes else change_text(changes)
+
+
+def colours(results: Results) -> dict[str, str]:
+    """Return the colour of each series that has one of its own: its cell's, or its placement's.
+
+    A placement keeps its colour on every page; what changes something else as well has none.
+    """
+    found = {}
+    for cell in results.cells:
+        changed = set(effective(results, cell)) - {"model.scan_layers"}
+        own = cell.colour
+        if not own and changed <= {"model.placement"}:
+            own = lookup(cell.rows, "placement.shown.colour", "")
+        if own:
+            found.setdefault(cell.series, own)
+    return found

@@ -77,6 +77,8 @@ def _cell(entry: dict[str, Any]) -> Cell:
         changes=dict(entry.get("changes") or {}),
         parameters=None if parameters is None else int(parameters),
         flops_per_token=finite(entry.get("flops_per_token")),
+        rows=dict(entry.get("rows") or {}),
+        colour=str(entry.get("colour") or ""),
     )
 
 

@@ -7,7 +7,7 @@ their yellow (illegible on white). A marker shape repeats the distinction for gr
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 INK = "#1b1b1b"
@@ -19,6 +19,7 @@ PANEL = "#f3f3f1"
 BLUE, GREEN, PURPLE = "#0072b2", "#009e73", "#cc79a7"
 ORANGE, VERMILLION, SKY = "#e69f00", "#d55e00", "#56b4e9"
 WINE, OLIVE, INDIGO, BROWN = "#882255", "#999933", "#332288", "#8c6d4f"
+TEAL, CRIMSON, SLATE = "#0f5257", "#b33a3a", "#5b5ea6"
 
 # Light colours of the page and what stands for them on a dark screen.
 DARK = {
@@ -37,23 +38,11 @@ DARK = {
     OLIVE: "#c2c25a",
     INDIGO: "#8f85e0",
     BROWN: "#c2a184",
+    TEAL: "#4fb3bb",
+    CRIMSON: "#e57373",
+    SLATE: "#9ea0e0",
 }
 
-# Related variants of different experiments keep one colour: what "none" is by depth, "no-norm" is
-# in the ablation.
-_PREFERRED = {
-    "no-attention": BLUE,
-    "no-mlp": GREEN,
-    "no-positions": PURPLE,
-    "no-norm": ORANGE,
-    "none": ORANGE,
-    "no-residual": VERMILLION,
-    "post-norm": SKY,
-    "post": SKY,
-    "sandwich": GREEN,
-    "deepnorm": PURPLE,
-    "branch-output": BLUE,
-}
 _CYCLE = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, WINE, OLIVE, INDIGO, BROWN)
 _MARKERS = ("s", "^", "D", "v", "P", "X", "p", "h", "*", "d")
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
@@ -68,34 +57,37 @@ class Look:
     dash: str | tuple = "-"
 
 
-def looks(series: Sequence[str], baseline: str) -> dict[str, Look]:
-    """Assign a look to every series; the baseline is dark with round markers.
+def looks(
+    series: Sequence[str], baseline: str, colours: Mapping[str, str] | None = None
+) -> dict[str, Look]:
+    """Assign a look to every series.
 
     Args:
         series: names in plan order, repetitions allowed.
-        baseline: the name that differences refer to.
+        baseline: the name that differences refer to: dark with round markers, unless it has a
+            colour of its own.
+        colours: of the series that have one of their own, such as placements.
 
     Returns:
-        Look by name. Within the first ten other names no colour repeats; later ones change their
-        dashes.
+        Look by name. Free colours do not repeat within the first ten; series that share a colour
+        differ in their dashes.
 
     >>> looks(["full", "no-mlp"], "full")["full"].colour == INK
     True
+    >>> looks(["a", "b"], "a", {"b": "#123456"})["b"].colour
+    '#123456'
     """
     names = [name for name in dict.fromkeys(series) if name != baseline]
-    chosen: dict[str, str] = {}
-    for name in names:
-        colour = _PREFERRED.get(name)
-        if colour is not None and colour not in chosen.values():
-            chosen[name] = colour
-    free = [colour for colour in _CYCLE if colour not in chosen.values()]
+    chosen = {baseline: INK} | {k: v for k, v in (colours or {}).items() if k in (*names, baseline)}
     waiting = [name for name in names if name not in chosen]
+    free = [colour for colour in _CYCLE if colour not in chosen.values()]
     spare = free + list(_CYCLE) * (1 + len(waiting) // len(_CYCLE))
     chosen |= dict(zip(waiting, spare, strict=False))
-    result = {baseline: Look(INK, "o")}
+    result, used = {baseline: Look(chosen[baseline], "o")}, [chosen[baseline]]
     for index, name in enumerate(names):
-        dash = _DASHES[index // len(_CYCLE) % len(_DASHES)]
+        dash = _DASHES[used.count(chosen[name]) % len(_DASHES)]
         result[name] = Look(chosen[name], _MARKERS[index % len(_MARKERS)], dash)
+        used.append(chosen[name])
     return result
 
 

@@ -39,6 +39,8 @@ class Cell:
     changes: dict[str, Any]
     parameters: int | None
     flops_per_token: float | None
+    rows: dict[str, Any] = field(default_factory=dict)
+    colour: str = ""
 
 
 @dataclass(frozen=True)

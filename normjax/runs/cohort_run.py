@@ -114,7 +114,7 @@ class CohortRun:
     def _open_folder(self, run: grid.Run, folder: Path) -> None:
         record = {
             "format": grid.FORMAT, "id": run.id, "cell": run.cell.name, "seed": run.hyper.seed,
-            "hyper": run.hyper._asdict(), "model": configs.to_dict(run.config.model),
+            "hyper": run.hyper._asdict(), "model": grid.model_record(run.config.model),
             "data": configs.to_dict(run.config.data) | {"fingerprint": self._corpus.fingerprint},
             "train": configs.to_dict(run.config.train),
         }  # fmt: skip

@@ -23,7 +23,7 @@ from normjax.errors import UserError, suggest
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
 
-FORMAT = 1
+FORMAT = 2
 MAX_SEED = 2**31 - 1
 MAX_SEEDS = 10_000
 # How a run is computed, not what it computes: not part of its name.
@@ -76,6 +76,7 @@ class Cell:
     changes: Mapping[str, Any]
     series: str = ""
     x: float | None = None
+    colour: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,11 +218,26 @@ def identity(question: Question, config: ExperimentConfig, fingerprint: str) -> 
     )  # fmt: skip
 
 
+def model_record(model: DecoderConfig) -> dict[str, Any]:
+    """Return what defines a decoder: its fields, with the numbers behind the names of its rows.
+
+    What only readers see of a row is no part of it.
+    """
+    return configs.to_dict(model) | {"rows": decided(model.record())}
+
+
+def decided(record: Any) -> Any:
+    """Return a record of rows without what only readers see."""
+    if isinstance(record, dict):
+        return {k: decided(v) for k, v in record.items() if k != "shown"}
+    return [decided(v) for v in record] if isinstance(record, list) else record
+
+
 def _identity(config: ExperimentConfig, hyper: Hyper, fingerprint: str) -> dict[str, Any]:
     train_config = configs.to_dict(config.train)
     for name in (*MANNER, "learning_rate", "weight_decay", "init_scale"):
         train_config.pop(name)
     return {
-        "format": FORMAT, "model": configs.to_dict(config.model), "train": train_config,
+        "format": FORMAT, "model": model_record(config.model), "train": train_config,
         "corpus": fingerprint, "window": config.data.window, "hyper": list(hyper),
     }  # fmt: skip

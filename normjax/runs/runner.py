@@ -111,7 +111,7 @@ def _record(
         "title": question.title, "question": question.question,
         "hypothesis": question.hypothesis, "notes": list(question.notes), "baseline": baseline,
         "x": dataclasses.asdict(question.x) if question.x else None,
-        "config": configs.to_dict(config),
+        "config": configs.to_dict(config), "rows": config.model.record(),
         "corpus": corpus.record(), **({"task": task} if task else {}),
         "evaluation": {
             "windows": len(windows), "tokens": int(weights.sum()),
@@ -123,7 +123,8 @@ def _record(
             {
                 "name": cell.name, "series": cell.series or cell.name, "x": cell.x,
                 "title": cell.title, "description": cell.description,
-                "changes": dict(cell.changes),
+                "changes": dict(cell.changes), "colour": cell.colour,
+                "rows": configs.replace(config, cell.changes).model.record(),
                 "parameters": models[cell.name].parameter_count(),
                 "flops_per_token": models[cell.name].flops_per_token(),
             }

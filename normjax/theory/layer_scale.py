@@ -16,42 +16,17 @@ around the branch, norms and residual path, is in :mod:`normjax.theory.sublayer_
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expit
 
 from normjax.errors import UserError, check_choice
+from normjax.nonlinearities import NONLINEARITIES, Nonlinearity
 from normjax.theory.random_matrices import Floats, check_number, check_values
 from normjax.theory.two_layer import TwoLayerBlock, compress
 
 NODES = 64
-Pointwise = Callable[[Floats], Floats]
-
-
-def _gelu(x: Floats) -> Floats:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def _gelu_slope(x: Floats) -> Floats:
-    t = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
-
-
-def _silu_slope(x: Floats) -> Floats:
-    return expit(x) * (1 + x * expit(-x))
-
-
-ACTIVATIONS: dict[str, tuple[Pointwise, Pointwise]] = {
-    "gelu": (_gelu, _gelu_slope),
-    "relu": (lambda x: np.maximum(x, 0.0), lambda x: np.where(x > 0, 1.0, 0.0)),
-    "swiglu": (lambda x: x * expit(x), _silu_slope),
-}
-"""Function and derivative of each MLP of the decoder; of swiglu those of its gate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +58,7 @@ def gauss_hermite(nodes: int = NODES) -> tuple[Floats, Floats]:
 
 
 def mlp_branch(
-    activation: str,
+    activation: Nonlinearity | str,
     w_in: ArrayLike,
     w_out: ArrayLike,
     *,
@@ -97,7 +72,7 @@ def mlp_branch(
     """Return the hidden units of F(x) = W_out act(W_in x), or of the gated MLP.
 
     Args:
-      activation: gelu (tanh form), relu, or swiglu (needs ``w_gate``).
+      activation: a row of the table of nonlinearities or its name; a gated one needs ``w_gate``.
       w_in, w_gate: (d, F). w_out: (F, d).
       gain: scalar or (d,), what the input is multiplied by after it is made isotropic.
       input_mean_square: mean square of the input before that gain.
@@ -116,8 +91,10 @@ def mlp_branch(
     >>> bool(abs(256 / 64 * branch.weights @ branch.strengths - 0.5) < 0.02)
     True
     """
-    check_choice("activation", activation, ACTIVATIONS)
-    value, derivative = ACTIVATIONS[activation]
+    if isinstance(activation, str):
+        check_choice("activation", activation, NONLINEARITIES)
+        activation = NONLINEARITIES[activation]
+    value, derivative = activation.value, activation.slope
     w_in, w_out = _matrix("w_in", w_in), _matrix("w_out", w_out)
     if w_out.shape != w_in.shape[::-1]:
         raise UserError(f"w_out of shape {w_out.shape}: must be {w_in.shape[::-1]}, as w_in.T")
@@ -127,7 +104,7 @@ def mlp_branch(
     columns = column_squares(w_in, gain)
     z, w = gauss_hermite()
     first = np.sqrt(ms * columns)[:, None] * z + _shift("shift", shift, hidden)[:, None]
-    if activation != "swiglu":
+    if not activation.gated:
         squares = columns[:, None] * derivative(first) ** 2
         output = value(first) ** 2 @ w
     else:

@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from normjax.decoder import DecoderConfig, sublayers
+from normjax.decoder import slot_norms
+from normjax.decoder_config import DecoderConfig
+from normjax.equation import Learned, fold
 from normjax.errors import UserError, check_choice
-from normjax.norms import NORMS
+from normjax.norms import Norm
 from normjax.theory.layer_scale import (
     Branch,
     attention_branch,
@@ -100,28 +102,107 @@ def predict(
     >>> prediction.law.a, prediction.law.edges()[0] < 1 < prediction.law.edges()[1]
     (1.0, True)
     """
-    check_choice("name", name, sublayers(config))
+    check_choice("name", name, config.sublayers)
     if not 0 <= block < config.depth:
         raise UserError(f"block={block}: must be between 0 and {config.depth - 1}")
     ms = check_number("mean_square", mean_square, 0.0)
-    place, leaf = config.resolved_placement, _reader(params["blocks"][name], block)
-    a, b, c = (s(block + 1, config.depth) for s in (place.residual, place.branch, place.scale))
-    if place.learned_branch:
-        b = _rms(leaf("branch_gain"))
-    read = _Norm(config, leaf, "read_norm") if place.read else _Norm(config, None, "")
-    branch = _branch(config, leaf, name, read, c, ms, position)
-    if isinstance(branch, str):
-        return Prediction(None, branch)
-    if branch_mean_square is not None:
-        output = check_number("branch_mean_square", branch_mean_square, 0.0)
-        branch = dataclasses.replace(branch, mean_square=output)
-    written = _Norm(config, leaf if place.output else None, "output_norm")
-    factor, after = b * written.slope(branch.mean_square), written.output(branch.mean_square)
-    total = a * a * ms + b * b * after
-    stream = _Norm(config, leaf if place.stream else None, "stream_norm")
-    scale = stream.slope(total)
-    law = block_law(branch, config.width, a * scale, factor * scale)
-    return Prediction(law, _assumption(name, position), stream.output(total))
+    row = config.placement_row.of(name).at(block + 1, config.depth)
+    algebra = _Sizes(config, params, block, name, position, branch_mean_square)
+    try:
+        found = fold(row, _Size(ms, kept=1.0), algebra)
+    except _NoLawError as reason:
+        return Prediction(None, f"no law: {reason}")
+    law = block_law(algebra.own, config.width, found.kept, found.written)
+    return Prediction(law, _assumption(name, position), found.mean_square)
+
+
+class _NoLawError(Exception):
+    """Why there is no law."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Size:
+    """A signal as theory sees it: its mean square, and the sizes of its derivative's two parts.
+
+    Attributes:
+      mean_square: of the signal.
+      kept: the multiple of the identity in its derivative.
+      written: the multiple of the branch's derivative.
+      unit: the factor on the stream before gain, in what a branch reads.
+      gain, bias: of the norm that a branch reads through, (d,), without the factor.
+    """
+
+    mean_square: float
+    kept: float = 0.0
+    written: float = 0.0
+    unit: float = 1.0
+    gain: Any = None
+    bias: Any = None
+
+
+class _Sizes:
+    """The algebra of mean-field theory for ``equation.fold``."""
+
+    def __init__(self, config, params, block, name, position, branch_mean_square):
+        self.config, self.name, self.position = config, name, position
+        self.shared = _reader(params["blocks"], block)
+        self.leaf = _reader(params["blocks"][name], block)
+        self.measured = branch_mean_square
+        self.norms = slot_norms(config, block + 1, name)
+
+    def norm(self, slot: str, norm: Any, x: _Size) -> _Size:
+        if slot not in self.norms:
+            return x
+        row, holder = self.norms[slot]
+        if row.law is None:
+            raise _NoLawError(f"{row.title} states none")
+        if x.mean_square + self.config.norm_eps <= 0 and row.forgets != "nothing":
+            raise UserError(
+                "mean_square=0: a norm with eps = 0 has no derivative there; pass a positive one"
+            )
+        unit = float(row.law.slope(x.mean_square, self.config.norm_eps))
+        gain, bias = (self._parameter(row, holder, name) for name in ("gain", "bias"))
+        gain, bias = 1.0 if gain is None else gain, 0.0 if bias is None else bias
+        slope = _rms(gain) * unit
+        square = _rms(gain) ** 2 * x.mean_square * unit**2 + float(np.mean(np.square(bias)))
+        if slot == "pre_norm":  # the branch counts the gain of every feature
+            return dataclasses.replace(x, unit=unit, gain=gain, bias=bias)
+        return _Size(square, slope * x.kept, slope * x.written)
+
+    def _parameter(self, row: Norm, holder: str, name: str) -> Any:
+        known = {p.name for p in row.parameters}
+        if unknown := known - {"gain", "bias"}:
+            raise _NoLawError(f"{row.title} learns {', '.join(sorted(unknown))} as well")
+        return row.seen(name, self.leaf(holder, name)) if name in known else None
+
+    def times(self, name: str, factor: Any, x: _Size) -> _Size:
+        if isinstance(factor, Learned):
+            factor = _rms(self.shared(name) if factor.shared else self.leaf(name))
+        if not isinstance(factor, int | float):
+            raise _NoLawError("what mixes streams has none")
+        w = float(factor)
+        if name == "scale":
+            bias = None if x.bias is None else w * x.bias
+            return dataclasses.replace(x, unit=w * x.unit, bias=bias)
+        return _Size(w * w * x.mean_square, w * x.kept, w * x.written)
+
+    def mix(self, name: str, weights: Any, state: _Size, x: _Size) -> _Size:
+        if name == "read":
+            if weights is not None:
+                raise _NoLawError("what mixes streams has none")
+            return x
+        return self.times(name, weights, x)
+
+    def branch(self, x: _Size) -> _Size:
+        self.own = _branch(self.config, self.leaf, self.name, x, self.position)
+        if self.measured is not None:
+            output = check_number("branch_mean_square", self.measured, 0.0)
+            self.own = dataclasses.replace(self.own, mean_square=output)
+        return _Size(self.own.mean_square, written=1.0)
+
+    def plus(self, kept: _Size, written: _Size) -> _Size:
+        square = kept.mean_square + written.mean_square
+        return _Size(square, kept.kept + written.kept, kept.written + written.written)
 
 
 def _assumption(name: str, position: int) -> str:
@@ -134,24 +215,28 @@ def _assumption(name: str, position: int) -> str:
     return text
 
 
-def _branch(config, leaf, name, read, c, ms, position) -> Branch | str:
-    scale = c * read.unit_slope(ms)
-    common: dict[str, Any] = {"gain": read.gain, "input_mean_square": scale**2 * ms, "slope": scale}
-    shift = c * read.bias
+def _branch(config: DecoderConfig, leaf: Any, name: str, x: _Size, position: int) -> Branch:
+    """Return the branch for what it reads."""
+    gain = np.ones(config.width) if x.gain is None else x.gain * np.ones(config.width)
+    shift = np.zeros(config.width) if x.bias is None else x.bias * np.ones(config.width)
+    read = x.unit**2 * x.mean_square
+    common: dict[str, Any] = {"gain": gain, "input_mean_square": read, "slope": x.unit}
     if name == "mlp":
-        gated = config.mlp == "swiglu"
-        w_in, w_gate = leaf("branch", "in", "kernel"), leaf("branch", "gate", "kernel")
+        act, w_in = config.mlp_row, leaf("branch", "in", "kernel")
+        w_gate = leaf("branch", "gate", "kernel")
         return mlp_branch(
-            config.mlp, w_in, leaf("branch", "out", "kernel"),
-            w_gate=w_gate if gated else None,
+            act, w_in, leaf("branch", "out", "kernel"), w_gate=w_gate,
             shift=shift @ w_in + _or_zero(leaf("branch", "in", "bias")),
-            gate_shift=shift @ w_gate + _or_zero(leaf("branch", "gate", "bias")) if gated else 0.0,
+            gate_shift=shift @ w_gate + _or_zero(leaf("branch", "gate", "bias"))
+            if act.gated else 0.0,
             **common,
         )  # fmt: skip
-    variance = _logit_variance(config, leaf, read.gain, common["input_mean_square"])
+    variance = _logit_variance(config, leaf, gain, read)
+    if "value" in config.inner_norms:
+        raise _NoLawError("normalized values have none")
     if position > 0 and not variance <= LARGEST_LOGIT**2:
-        return (
-            f"no law: attention logits have a standard deviation of {math.sqrt(variance):.2g}"
+        raise _NoLawError(
+            f"attention logits have a standard deviation of {math.sqrt(variance):.2g}"
             f" (uniform attention is assumed, at most {LARGEST_LOGIT:g})"
         )
     return attention_branch(
@@ -161,46 +246,17 @@ def _branch(config, leaf, name, read, c, ms, position) -> Branch | str:
     )  # fmt: skip
 
 
-def _logit_variance(config, leaf, gain, ms: float) -> float:
+def _logit_variance(config: DecoderConfig, leaf: Any, gain: Any, ms: float) -> float:
     """Variance of q k / sqrt(C) for independent tokens: the mean squares of q and k multiply."""
-    if config.qk_norm:
-        gains = [leaf("branch", f"{side}_norm", "gain") for side in ("query", "key")]
-        offset = 1.0 if config.norm == "rmsnorm_offset" else 0.0
-        return math.prod(1.0 if g is None else _rms(g + offset) ** 2 for g in gains)
-    kernels = [leaf("branch", side, "kernel") for side in ("query", "key")]
-    return math.prod(ms * float(np.mean(column_squares(kernel, gain))) for kernel in kernels)
-
-
-class _Norm:
-    """One norm of a sub-layer as numbers: gain, bias, and 1/s of a given mean square."""
-
-    def __init__(self, config: DecoderConfig, leaf: Callable | None, name: str):
-        row = NORMS["identity"] if leaf is None else NORMS[config.norm]
-        self._eps, self._identity = config.norm_eps, row is NORMS["identity"]
-        gain = leaf(name, "gain") if leaf and row.gain != "none" else None
-        bias = leaf(name, "bias") if leaf and row.bias else None
-        offset = 1.0 if row.gain == "1+g" else 0.0
-        self.gain = np.ones(config.width) if gain is None else gain + offset
-        self.bias = np.zeros(config.width) if bias is None else bias
-
-    def unit_slope(self, mean_square: float) -> float:
-        """1/s, or 1 without a norm."""
-        if self._identity:
-            return 1.0
-        if mean_square + self._eps <= 0:
-            raise UserError(
-                "mean_square=0: a norm with eps = 0 has no derivative there; pass a positive one"
-            )
-        return (mean_square + self._eps) ** -0.5
-
-    def slope(self, mean_square: float) -> float:
-        """The size of the Jacobian: rms gain / s."""
-        return _rms(self.gain) * self.unit_slope(mean_square)
-
-    def output(self, mean_square: float) -> float:
-        """Mean square of the norm's output."""
-        squares = _rms(self.gain) ** 2 * mean_square * self.unit_slope(mean_square) ** 2
-        return squares + float(np.mean(self.bias**2))
+    found = 1.0
+    for side in ("query", "key"):
+        if side in config.inner_norms:
+            own = leaf("branch", f"{side}_norm", "gain")
+            found *= 1.0 if own is None else _rms(config.norm_row.seen("gain", own)) ** 2
+        else:
+            squares = column_squares(leaf("branch", side, "kernel"), gain)
+            found *= ms * float(np.mean(squares))
+    return found
 
 
 def _reader(tree: Mapping[str, Any], block: int) -> Callable[..., Any]:
@@ -215,7 +271,7 @@ def _reader(tree: Mapping[str, Any], block: int) -> Callable[..., Any]:
     return leaf
 
 
-def _rms(x: Floats) -> float:
+def _rms(x: Any) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
 
 

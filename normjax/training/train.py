@@ -188,6 +188,8 @@ def train_step(
         loss, gradients = jax.lax.pmean((loss, gradients), axis_name)
     gradients, (updates, rate, moments, norm) = _planned(config, state, hyper, gradients)
     params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+    if (rule := model.config.placement_row.after_step) is not None:
+        params = rule(params)
 
     alive = state.diverged_at < 0
     # The norm of finite gradients may overflow; what counts is where the step would lead.

@@ -1,0 +1,177 @@
+"""The one equation, and the only place that knows its order.
+
+Every sub-layer (attention or MLP, the branch F) of a decoder with the state H computes
+
+    x = R(H),    H' = P( A S(H) + B Q( F( c N(x) ) ) )
+
+N is the pre-norm, what the branch reads through; Q the branch norm, what its output passes; S the
+skip norm, on what is kept; P the post-norm, on the whole. R reads the branch's input from the
+streams, A keeps them, B writes the branch to them. With one stream, R = S = identity and numbers
+A = a, B = b it is h' = P(a h + b Q(F(c N(h)))).
+
+:func:`fold` goes through it once. The model, its closed-form Jacobian, the mean-field sizes, the
+words and the diagram are small algebras that it is folded with; each says what a norm, a branch, a
+factor, a mix and a sum are to it. No JAX here: a page folds over what a run folder recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+SLOTS = ("pre_norm", "branch_norm", "skip_norm", "post_norm")
+"""N, Q, S and P, where a sub-layer may have a norm."""
+FACTORS = {"scale": "c", "keep": "a", "write": "b"}
+"""What multiplies what the branch reads, what is kept, what the branch writes; with its letter."""
+MODEL = "model"
+"""In a slot: the norm that the decoder's configuration names, with parameters of its own."""
+SHARED = "shared"
+"""In the skip norm: the pre-norm again, with the same parameters."""
+
+Schedule = Callable[[int, int], Any]
+"""What block l (counted from 1) of a decoder of L blocks has: ``(l, L) -> value``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """A factor that is trained.
+
+    Attributes:
+      start: its value at initialization, or a schedule of it.
+      shape: "scalar" for one number, "feature" for one per feature.
+      shared: whether the sub-layers of a block share it; else each has its own.
+    """
+
+    start: Any
+    shape: str = "scalar"
+    shared: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON (the start is evaluated by the sub-layer that has it)."""
+        return {"learned": self.shape, "start": self.start, "shared": self.shared}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sublayer:
+    """What one sub-layer puts into the equation.
+
+    A slot holds None (no norm), ``MODEL``, ``SHARED`` (the skip norm only) or a row of the table of
+    norms; a factor a number, :class:`Learned`, or weights that mix streams (mixing.py). Each may be
+    a schedule ``(l, L) -> value`` instead, so that blocks differ.
+
+    Attributes:
+      pre_norm, branch_norm, skip_norm, post_norm: N, Q, S and P.
+      scale, keep, write: c, A and B.
+      read: R, weights over streams; None for a decoder of one stream.
+      inner_norms: which of "query", "key" and "value" attention normalizes, per head.
+    """
+
+    pre_norm: Any = None
+    branch_norm: Any = None
+    skip_norm: Any = None
+    post_norm: Any = None
+    scale: Any = 1.0
+    keep: Any = 1.0
+    write: Any = 1.0
+    read: Any = None
+    inner_norms: tuple[str, ...] = ()
+
+    def at(self, block: int, depth: int) -> Sublayer:
+        """Return what block l of L has: no schedule is left.
+
+        >>> Sublayer(pre_norm=MODEL, scale=lambda block, depth: block**-0.5).at(4, 6).scale
+        0.5
+        """
+        values = {}
+        for each in dataclasses.fields(self):
+            value = evaluated(getattr(self, each.name), block, depth)
+            if isinstance(value, Learned):
+                start = evaluated(value.start, block, depth)
+                value = dataclasses.replace(value, start=start)
+            values[each.name] = value
+        return Sublayer(**values)
+
+    def norms(self, slot: str, depth: int) -> dict[Any, tuple[bool, ...]]:
+        """Return the norms of a slot, each with the blocks that have it.
+
+        >>> Sublayer(post_norm=lambda block, depth: MODEL if block == 1 else None).norms(
+        ...     "post_norm", 3
+        ... )
+        {'model': (True, False, False)}
+        """
+        found = [evaluated(getattr(self, slot), b, depth) for b in range(1, depth + 1)]
+        each = dict.fromkeys(norm for norm in found if norm is not None)
+        return {norm: tuple(own == norm for own in found) for norm in each}
+
+    def record(self, depth: int) -> dict[str, Any]:
+        """Return it as JSON: what all blocks share as it is, what differs as {"blocks": [...]}."""
+        found = [self.at(block, depth) for block in range(1, depth + 1)]
+        out = {}
+        for each in dataclasses.fields(self):
+            values = [_plain(getattr(row, each.name)) for row in found]
+            same = all(value == values[0] for value in values)
+            out[each.name] = values[0] if same else {"blocks": values}
+        return out
+
+
+def evaluated(value: Any, block: int, depth: int) -> Any:
+    """Return a value of one block: a schedule's, or the value itself (rows are no schedules)."""
+    return value(block, depth) if callable(value) and not hasattr(value, "record") else value
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "record"):
+        return value.record()
+    return list(value) if isinstance(value, tuple) else value
+
+
+class Algebra(Protocol):
+    """What the equation is made of, for one purpose."""
+
+    def norm(self, slot: str, norm: Any, x: Any) -> Any:
+        """A norm of x; ``norm`` is what the slot holds, None for none."""
+
+    def branch(self, x: Any) -> Any:
+        """F(x)."""
+
+    def times(self, name: str, factor: Any, x: Any) -> Any:
+        """A factor times x."""
+
+    def mix(self, name: str, weights: Any, state: Any, x: Any) -> Any:
+        """Weights, which may depend on the state, over the rows of x."""
+
+    def plus(self, kept: Any, written: Any) -> Any:
+        """The sum of what is kept and what the branch writes."""
+
+
+def fold(row: Any, state: Any, algebra: Any) -> Any:
+    """Return H' = P(A S(H) + B Q(F(c N(R(H))))) in an algebra.
+
+    Args:
+      row: a :class:`Sublayer`, or anything with its attributes.
+      state: H, in whatever form the algebra works on.
+      algebra: an :class:`Algebra`.
+
+    >>> class Letters:
+    ...     def norm(self, slot, norm, x):
+    ...         return f"{slot[0]}({x})" if norm else x
+    ...     def branch(self, x):
+    ...         return f"F({x})"
+    ...     def times(self, name, factor, x):
+    ...         return x
+    ...     def mix(self, name, weights, state, x):
+    ...         return x
+    ...     def plus(self, kept, written):
+    ...         return f"{kept} + {written}"
+    >>> fold(Sublayer(pre_norm=MODEL), "h", Letters())
+    'h + F(p(h))'
+    """
+    x = algebra.mix("read", row.read, state, state)
+    read = algebra.times("scale", row.scale, algebra.norm("pre_norm", row.pre_norm, x))
+    out = algebra.norm("branch_norm", row.branch_norm, algebra.branch(read))
+    kept = algebra.norm("skip_norm", row.skip_norm, state)
+    total = algebra.plus(
+        algebra.mix("keep", row.keep, state, kept), algebra.mix("write", row.write, state, out)
+    )
+    return algebra.norm("post_norm", row.post_norm, total)
