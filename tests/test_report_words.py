@@ -9,7 +9,7 @@ import pytest
 import report_workdirs
 
 from normjax.placements import PLACEMENTS
-from normjax.reporting import drawing, duel, explanations, findings, loading, trends, wording
+from normjax.reporting import drawing, explanations, findings, loading, trends, wording
 from normjax.runs import runlog
 
 
@@ -31,7 +31,7 @@ def _grid(workdir: Path, losses: dict[str, list[float | None]], **more) -> loadi
 
 def _text(results) -> str:
     said = findings.warnings(results)
-    said += trends.sweep(results) if results.x else findings.ablation(results)
+    said += trends.answer(results)
     return "\n".join(finding.text for finding in said).replace("\u00a0", " ")
 
 
@@ -84,13 +84,13 @@ def test_nothing_worse(tmp_path):
 )
 def test_residual_or_norm(tmp_path, residual, norm, expected):
     results = _grid(tmp_path, {"full": FULL, "no-residual": residual, "no-norm": norm})
-    (finding,) = duel.residual_or_norm(results, wording.representatives(results))
+    (finding,) = findings.residual_or_norm(results, wording.representatives(results))
     assert expected in finding.text
 
 
 def test_residual_or_norm_is_silent_without_both_cells(tmp_path):
     results = _grid(tmp_path, {"full": FULL, "no-norm": FULL})
-    assert duel.residual_or_norm(results, wording.representatives(results)) == []
+    assert findings.residual_or_norm(results, wording.representatives(results)) == []
 
 
 def test_divergence_is_said_with_seed_and_step(tmp_path):

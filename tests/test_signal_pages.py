@@ -97,8 +97,8 @@ def test_verdicts_stand_in_a_table_and_in_every_folder(workdir):
 def test_every_figure_has_picture_vector_and_data(workdir):
     figures = workdir / "figures"
     layered = [n for n, row in definitions.SIGNALS.items() if "layer" in row.axes and not row.each]
-    assert set(heat_maps.CHOSEN) < set(layered)
-    names = [f"signal_{heat_maps.slug(name)}" for name in layered]
+    assert set(signal_data.CHOSEN) < set(layered)
+    names = [f"signal_{signal_data.slug(name)}" for name in layered]
     kinds = ("layers", "gains", "parameters")
     names += [f"profiles_{kind}_{when}" for kind in kinds for when in ("first", "last")]
     names += ["autopsy_no-norm-s0-0.003"]
@@ -182,8 +182,7 @@ def test_no_signals_no_section(tmp_path):
     signals = signal_data.load(results)
     assert not signals.measured
     looks = palette.looks(results.series, results.baseline)
-    assert signal_page.figures(results, signals, looks) == []
-    assert signal_page.section(results, signals, {}, looks) is None
+    assert signal_page.sections(results, signals, {}, looks) == []
     signal_data.write(results, signals)
     found = rows(folder / "verdicts.csv")
     assert {row["basis"] for row in found} == {"metrics"}
@@ -212,7 +211,7 @@ def test_damaged_and_missing_files_cost_no_page(tmp_path):
     looks = palette.looks(results.series, results.baseline)
     with drawing.style():
         assert heat_maps.figures(results, signals)
-    assert signal_page.section(results, signals, {}, looks) is not None
+    assert signal_page.sections(results, signals, {}, looks)
 
 
 def test_sublayers_of_another_number_stand_side_by_side(tmp_path):

@@ -33,6 +33,8 @@ def write(folder: Path, names: Sequence[str], seed: int) -> Path:
         figure = all_figures.draw(name, seed)
         svg = drawing.save(figure, folder / "figures", command)
         entry = all_figures.ILLUSTRATIONS[name]
-        entries.append({**html.picture(figure, svg), "lead": entry.lead, "formula": entry.formula})
+        entries.append(
+            {**vars(html.picture(figure, svg)), "lead": entry.lead, "formula": entry.formula}
+        )
     page = html.render(TEMPLATE, figures=entries, command=command)
     return tables.write_text(folder / "figures.html", page)

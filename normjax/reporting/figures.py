@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from normjax.reporting import curves, diagram, drawing, forests, signal_page, slopes, sweeps
+from normjax.reporting import (
+    autopsies,
+    curves,
+    diagram,
+    drawing,
+    forests,
+    heat_maps,
+    signal_profiles,
+    slopes,
+    sweeps,
+)
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged
@@ -37,6 +47,8 @@ def all_figures(
         made.append(forests.paired_differences(results, looks))
         made.append(curves.gradient_norms(results, looks))
         made.append(diagram.decoder(results, looks))
-        if signals is not None:
-            made += signal_page.figures(results, signals, looks)
+        if signals is not None and signals.measured:
+            made += heat_maps.figures(results, signals)
+            made += signal_profiles.figures(results, signals, looks)
+            made += [figure for _, figure in autopsies.figures(signals)]
     return [figure for figure in made if figure is not None]

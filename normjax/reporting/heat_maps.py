@@ -19,12 +19,16 @@ from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import VERMILLION
 from normjax.reporting.results import DIVERGED, Results
-from normjax.reporting.signal_data import SMALLEST_HEAD, Grid, Signals, grid, short_title
+from normjax.reporting.signal_data import (
+    CHOSEN,
+    SMALLEST_HEAD,
+    Grid,
+    Signals,
+    grid,
+    short_title,
+    slug,
+)
 
-CHOSEN = (
-    "residual/rms_after", "gradient/stream_rms", "attention/logit_max", "attention/entropy_share",
-    "residual/token_similarity", "branch/stream_ratio",
-)  # fmt: skip
 COLOURS = "cividis"
 """Perceptually uniform, the same for colour-blind readers, monotone in a grey print."""
 _COLUMNS, _MOST, _DECADES = 4, 16, 5
@@ -88,15 +92,6 @@ def _figure(results: Results, signals: Signals, name: str) -> Figure | None:
     columns_named = ("variant", "step", "block", "sublayer", "median", "not_finite")
     title = f"{row.title[0].upper()}{row.title[1:]} by block and step"
     return Figure(f"signal_{slug(name)}", title, caption, canvas, columns_named, data)
-
-
-def slug(name: str) -> str:
-    """Return a signal's name as part of a file name.
-
-    >>> slug("gain/max[mlp.read_norm]")
-    'gain_max_mlp_read_norm'
-    """
-    return "".join(c if c.isalnum() else "_" for c in name).strip("_")
 
 
 def _title(label: str, limit: int) -> str:

@@ -1,19 +1,16 @@
-"""The page: what the template is given, and the pictures inside it."""
+"""The page of a grid: its sections, and the tables in them."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from normjax.reporting import (
     explanations,
     findings,
-    forests,
-    html,
     palette,
     prediction_words,
     signal_page,
@@ -23,14 +20,35 @@ from normjax.reporting import (
     wording,
 )
 from normjax.reporting.drawing import Figure
+from normjax.reporting.html import (
+    RUN,
+    Page,
+    Section,
+    definitions,
+    details,
+    figure_sections,
+    flat,
+    muted,
+    picture,
+    pretty,
+    prose,
+    reading,
+    record,
+)
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged
-from normjax.reporting.results import Results, Variant
+from normjax.reporting.results import Results, Run, Variant
 from normjax.reporting.signal_data import Signals
+from normjax.reporting.tables import Table, dotted, interval, number, stacked, tag, view
+from normjax.reporting.wording import DETAIL, MAIN, WARNING, Finding, runs_text
+
+__all__ = ["flat", "pretty", "render"]
+
+Looks = Mapping[str, Look]
 
 
 def render(
-    results: Results, figures: Sequence[tuple[Figure, str]], looks: dict[str, Look],
+    results: Results, figures: Sequence[tuple[Figure, str]], looks: Looks,
     judged: Judged | None = None, signals: Signals | None = None,
 ) -> str:  # fmt: skip
     """Return the page as one self-contained HTML text.
@@ -45,90 +63,95 @@ def render(
     Returns:
         HTML without scripts or external resources. All text from files is escaped.
     """
-    pictures = {figure.name: html.picture(figure, svg) for figure, svg in figures}
-    inside = None if signals is None else signal_page.section(results, signals, pictures, looks)
-    said = findings.warnings(results)
+    pictures = {figure.name: picture(figure, svg) for figure, svg in figures}
+    said = [*findings.warnings(results), *trends.answer(results)]
     if signals is not None and signals.self_test is not None and not signals.self_test.sound:
-        said.insert(0, wording.Finding(wording.WARNING, str(signals.self_test)))
-    said += trends.sweep(results) if results.x else findings.ablation(results)
-    config = results.plan.get("config") or {}
-    return html.render(
-        html.TEMPLATES / "report.html.j2",
-        pretty=pretty,
-        plan=results.plan,
-        results=results,
-        unit=results.unit,
-        said={kind: [f.text for f in said if f.kind == kind] for kind in wording.KINDS},
-        groups=_groups(results, looks),
-        variants=_variants(results, looks),
-        predicted=None if judged is None else prediction_words.section(judged, results, looks),
-        signals=inside,
-        slopes=pictures.pop("prediction", None),
-        diagram=pictures.pop("decoder", None),
-        figures=list(pictures.values()),
-        parts=[(name, text.format(unit=results.unit)) for name, text in explanations.PARTS],
-        form=explanations.equation(
-            str(explanations.lookup(config, "model.placement", "")),
-            bool(explanations.lookup(config, "model.residual", True)),
-        ),
-        settings=list(flat(config)),
-        runs=_runs(results, looks),
-        machine=_machine(results),
-        cost=_cost(results),
-        factor=statistics.t_factor,
+        said.insert(0, Finding(WARNING, str(signals.self_test)))
+    texts = {kind: [f.text for f in said if f.kind == kind] for kind in wording.KINDS}
+    inside = [] if signals is None else signal_page.sections(results, signals, pictures, looks)
+    predicted = prediction_words.section(judged, results, looks, pictures.pop("prediction", None))
+    decoder = _decoder(results, looks, pictures.pop("decoder", None))
+    definitions_of_signals = signal_page.definitions_and_bands() if inside else []
+    how = _reading(results)
+    plan = results.plan
+    expected = plan.get("hypothesis")
+    return Page(
+        str(plan.get("title") or "Report"),
+        str(plan.get("question") or ""),
+        lead=[muted("Expected beforehand: {}", expected)] if expected else [],
+        warnings=texts[WARNING], answer=texts[MAIN], details=texts[DETAIL],
+        sections=[
+            _ranking(results, looks), *predicted, *figure_sections(pictures.values()), *inside,
+            decoder,
+        ],
+        reading=Section(how.id, how.title, [*how.blocks, *definitions_of_signals]),
+        record=_record(results, looks),
+    ).render()  # fmt: skip
+
+
+def colour(looks: Looks, series: str) -> str:
+    """Return the colour of a series as CSS has it."""
+    return palette.variable(looks[series].colour)
+
+
+# --- the ranking ----------------------------------------------------------------------------------
+
+
+def _ranking(results: Results, looks: Looks) -> Section:
+    gaps = {v.label: results.gaps(v) for v in results.variants}
+    shown = [v for v in results.variants if gaps[v.label]]
+    seeds = [gap for v in shown for gap in gaps[v.label].values()]
+    window = statistics.window([0.0, *seeds], [v.difference for v in shown]) if shown else None
+    base, x = results.baseline, results.x
+
+    def name(v: Variant) -> Markup:
+        label = v.label if x is None else v.label.replace(f", {x['name']} {v.cell.x:g}", "", 1)
+        title = v.cell.title if v.cell.title != label and not x else ""
+        return stacked(dotted(colour(looks, v.cell.series), label), title)
+
+    def difference(v: Variant) -> Any:
+        return "baseline" if v.cell.series == base else interval(v.difference, signed=True)
+
+    def plot(v: Variant) -> Markup:
+        return _interval_plot(v, gaps[v.label], window, colour(looks, v.cell.series))
+
+    def perplexity(v: Variant) -> Any:
+        if v.loss.mean is None:
+            return None
+        bits = number(statistics.bits(v.loss.mean))
+        return stacked(f"{statistics.perplexity(v.loss.mean):.2f}", bits)
+
+    table = Table([
+        view("Rank", lambda v: v.rank, "n"),
+        view("Variant", name, "name"),
+        view("Loss", lambda v: interval(v.loss), "n"),
+        view(f"Difference to {base}", difference, "n"),
+        view("", plot),
+        view(stacked("Perplexity", "bits"), perplexity, "n"),
+        view("Runs finished", lambda v: stacked(*runs_text(v).split(", "))),
+        view("Parameters", lambda v: _thousands(v.cell.parameters), "n"),
+    ], group=lambda v: f"{x['name']} {v.cell.x:g}" if x and v.cell.x is not None else ""
+    )  # fmt: skip
+    lead = muted(
+        "Validation loss at the last step in nats per {unit}, lower is better. Intervals are 95 %"
+        " t-intervals over seeds; differences to {base} are paired by seed. The picture shows the"
+        " difference: line at 0, mean, interval, and one ring per seed. Bits are per {unit}.",
+        unit=results.unit, base=base,
+    )  # fmt: skip
+    files = muted(
+        '{references} All numbers: <a href="summary.csv">summary.csv</a> (one row per variant),'
+        ' <a href="results.csv">results.csv</a> (one row per run and evaluation).',
         references=wording.references(results),
     )
+    return Section("ranking", "Ranking", [lead, table(results.ranked()), files])
 
 
-def _groups(results: Results, looks: dict[str, Look]) -> list[dict[str, Any]]:
-    """Return the ranked table: one group of rows per x, else a single one."""
-    ranked = results.ranked()
-    rows = [(v, v.difference or statistics.Estimate(0), _gaps(results, v)) for v in ranked]
-    shown = [row for row in rows if row[2]]
-    window = forests.limits(shown, 0.0) if shown else None
-    groups: dict[float | None, list[dict[str, Any]]] = {}
-    for variant, _, gaps in rows:
-        row: dict[str, Any] = {
-            "variant": variant,
-            "colour": palette.variable(looks[variant.cell.series].colour),
-            "label": _label(results, variant),
-            "runs": tables.runs_text(variant).split(", "),
-            "baseline": variant.cell.series == results.baseline,
-            "perplexity": None,
-            "bits": None,
-            "plot": _interval_plot(variant, gaps, window, looks),
-        }
-        if variant.loss.mean is not None:
-            row["perplexity"] = statistics.perplexity(variant.loss.mean)
-            row["bits"] = statistics.bits(variant.loss.mean)
-        groups.setdefault(variant.cell.x, []).append(row)
-    name = results.x["name"] if results.x else ""
-    return [
-        {"title": f"{name} {x:g}" if x is not None else "", "rows": rows}
-        for x, rows in groups.items()
-    ]
-
-
-def _label(results: Results, variant: Variant) -> str:
-    """Return a variant's name without the x that the group's heading already says."""
-    if results.x is None or variant.cell.x is None:
-        return variant.label
-    return variant.label.replace(f", {results.x['name']} {variant.cell.x:g}", "", 1)
-
-
-def _gaps(results: Results, variant: Variant) -> dict[int, float]:
-    for base in results.variants:
-        same = (base.cell.x, base.rates) == (variant.cell.x, variant.rates)
-        if same and base.cell.series == results.baseline and variant.difference is not None:
-            return statistics.differences(variant.losses, base.losses)
-    return {}
+def _thousands(count: int | None) -> str | None:
+    return None if count is None else f"{count:,}"
 
 
 def _interval_plot(
-    variant: Variant,
-    gaps: Mapping[int, float],
-    window: tuple[float, float] | None,
-    looks: dict[str, Look],
+    variant: Variant, gaps: Mapping[int, float], window: tuple[float, float] | None, paint: str
 ) -> Markup:
     """Return a row's small picture: seeds, mean and interval of the difference, and a line at 0."""
     if window is None:
@@ -139,127 +162,202 @@ def _interval_plot(
         place = (value - window[0]) / (window[1] - window[0])
         return f"{2 + (wide - 4) * min(max(place, 0.0), 1.0):.1f}"
 
-    parts = [f'<line x1="{at(0)}" x2="{at(0)}" y1="0" y2="{tall}" class="zero"/>']
-    colour = palette.variable(looks[variant.cell.series].colour)
-    change, words = variant.difference, "no difference"
-    if change is not None and change.mean is not None:
-        words = f"difference {tables.number(change.mean, True)}, {tables.span(change, True)}"
-        if change.low is not None and change.high is not None:
-            parts.append(
-                f'<line x1="{at(change.low)}" x2="{at(change.high)}" y1="9" y2="9" '
-                f'stroke="{colour}" stroke-width="2.5"/>'
-            )
+    parts = [tag("line", x1=at(0), x2=at(0), y1="0", y2=tall, cls="zero")]
+    gap, words = variant.difference, "no difference"
+    if gap is not None and gap.mean is not None:
+        words = f"difference {number(gap.mean, True)}, {tables.span(gap, True)}"
+        if gap.low is not None and gap.high is not None:
+            parts.append(tag("line", x1=at(gap.low), x2=at(gap.high), y1="9", y2="9", stroke=paint,
+                             **{"stroke-width": "2.5"}))  # fmt: skip
         parts += [
-            f'<circle cx="{at(gap)}" cy="17.5" r="1.8" fill="none" stroke="{colour}"/>'
-            for gap in gaps.values()
+            tag("circle", cx=at(each), cy="17.5", r="1.8", fill="none", stroke=paint)
+            for each in gaps.values()
         ]
-        parts.append(f'<circle cx="{at(change.mean)}" cy="9" r="4" fill="{colour}"/>')
-    return Markup(
-        f'<svg class="row" viewBox="0 0 {wide} {tall}" width="{wide}" height="{tall}" role="img" '
-        f'aria-label="{escape(words)}">{"".join(parts)}</svg>'
+        parts.append(tag("circle", cx=at(gap.mean), cy="9", r="4", fill=paint))
+    return tag("svg", *parts, cls="row", viewBox=f"0 0 {wide} {tall}", width=wide, height=tall,
+               role="img", **{"aria-label": words})  # fmt: skip
+
+
+# --- the decoder and how to read the page ---------------------------------------------------------
+
+
+def _decoder(results: Results, looks: Looks, diagram: Any) -> Section:
+    """Return what is changed: the diagram, the parts, and the equation of every series."""
+    config = results.plan.get("config") or {}
+    form = explanations.equation(
+        str(explanations.lookup(config, "model.placement", "")),
+        bool(explanations.lookup(config, "model.residual", True)),
     )
+    changes = explanations.series_changes(results)
+    marks = iter(range(1, len(results.cells) + 1))
+    numbers = {s: "" if s == results.baseline else next(marks) for s in changes}
+    cells = {s: [c for c in results.cells if c.series == s] for s in changes}
+
+    def name(s: str) -> Markup:
+        title = "" if results.x or cells[s][0].title == s else cells[s][0].title
+        return stacked(dotted(colour(looks, s), s), title)
+
+    def words(s: str) -> Markup:
+        changed = explanations.change_text(changes[s])
+        code = Markup(" ") + tag("code", changed) if changed else ""
+        return Markup("{}{}").format(cells[s][0].description, code)
+
+    def parameters(s: str) -> Markup:
+        counts = sorted({c.parameters for c in cells[s] if c.parameters is not None})
+        return Markup("<br>").join(f"{count:,}" for count in counts)
+
+    table = Table([
+        view("Mark", lambda s: str(numbers[s])),
+        view("Variant", name, "name"),
+        view("What is changed", words, "words"),
+        view("In the equation", lambda s: explanations.effect(results, changes[s]), "words"),
+        view("Parameters", parameters, "n"),
+    ])  # fmt: skip
+    baseline = prose('The baseline is <span class="equation">{}</span>.', form) if form else ""
+    return Section(
+        "parts", "The decoder and where it is changed",
+        [
+            *([diagram] if diagram else []),
+            definitions((n, text.format(unit=results.unit)) for n, text in explanations.PARTS),
+            tag("h3", "One equation"),
+            "Every sub-layer, attention or MLP, computes the next stream h′ from the present one"
+            " h:",
+            tag("p", "h′ = P( a h + b Q( F( c N(h) ) ) )", cls="equation"),
+            prose(
+                "<p>F is the attention or the MLP. N is what it reads through, Q what its output"
+                " passes, P what the whole stream passes: each is a norm or does nothing. a weighs"
+                " the residual path, b the branch, c what the branch reads; all are 1 unless said."
+                " {baseline} What each variant makes of it:</p>", baseline=baseline,
+            ),
+            table(changes),
+        ],
+        short="The decoder",
+    )  # fmt: skip
 
 
-def _variants(results: Results, looks: dict[str, Look]) -> list[dict[str, Any]]:
-    """Return one entry per series: what it changes, in words and in the equation."""
-    entries = []
-    numbers = iter(range(1, len(results.cells) + 1))
-    for series, changes in explanations.series_changes(results).items():
-        cells = [cell for cell in results.cells if cell.series == series]
-        look = looks[series]
-        entries.append(
-            {
-                "number": "" if series == results.baseline else next(numbers),
-                "series": series,
-                "title": cells[0].title if not results.x else "",
-                "description": cells[0].description,
-                "changes": explanations.change_text(changes),
-                "effect": explanations.effect(results, changes),
-                "colour": palette.variable(look.colour),
-                "parameters": sorted({c.parameters for c in cells if c.parameters is not None}),
-            }
+def _reading(results: Results) -> Section:
+    return reading(
+        "<b>Loss</b> is the mean of −ln p over the {unit}s of the evaluation text, where p is the"
+        " probability that the model gave to the {unit} that came. Its unit is the nat; divided by"
+        " ln 2 it is bits per {unit}. <b>Perplexity</b> is e to the loss: the number of equally"
+        " likely choices that would be as hard. {references}",
+        "<b>Interval.</b> From the final losses of n seeds: mean ± t s / √n, where s is the"
+        " standard deviation (n − 1 in the denominator) and t the 97.5 % quantile of Student's t"
+        " distribution with n − 1 degrees of freedom. t is {t3:.2f} for 3 seeds and {t5:.2f} for"
+        " 5. Were the whole experiment repeated with new seeds, about 95 of 100 such intervals"
+        " would cover the mean over all seeds, if losses scatter about normally between seeds."
+        " With 3 seeds that assumption cannot be checked and the interval is wide and itself"
+        " uncertain: a wide one means that little is known, not that nothing is there. One seed"
+        " gives no interval.",
+        "<b>Difference.</b> Runs of one seed see the same batches, so a variant is compared with"
+        " {base} seed by seed, and the interval is that of those differences. It can be much"
+        " narrower than the intervals of the losses: two variants whose loss intervals overlap may"
+        " still differ clearly. “Clearly” on this page means that the 95 % interval of the paired"
+        " difference excludes 0. Intervals are not widened for the number of comparisons.",
+        "<b>Divergence</b> is an outcome: such runs are counted and shown with their step, and"
+        " never enter a mean. A variant whose runs all diverged has no mean and ranks last.",
+        "<b>What varies.</b> Seeds vary the initial parameters and the order of the text. The"
+        " interval says nothing about other texts, sizes, rates or longer training.",
+        unit=results.unit, base=results.baseline, references=wording.references(results),
+        t3=statistics.t_factor(3), t5=statistics.t_factor(5),
+    )  # fmt: skip
+
+
+# --- what was run ---------------------------------------------------------------------------------
+
+
+def _record(results: Results, looks: Looks) -> Section:
+    plan = results.plan
+    return record(
+        str(plan.get("command") or ""), [*_facts(results), *_machine(results)], plan.get("config"),
+        details(f"All {len(results.runs)} runs", _runs(results, looks)(results.runs)),
+        notes=plan.get("notes") or (), title=RUN,
+    )  # fmt: skip
+
+
+def _facts(results: Results) -> Iterator[tuple[str, Any]]:
+    plan, unit = results.plan, results.unit
+    corpus, evaluation = plan.get("corpus") or {}, plan.get("evaluation") or {}
+    preset = f", preset {plan['preset']}" if plan.get("preset") else ""
+    yield "Experiment", f"{plan.get('experiment') or '–'}{preset}"
+    yield "Corpus", f"{corpus.get('name') or '–'}: {corpus.get('description') or ''}"
+    yield "Corpus fingerprint", tag("code", corpus.get("fingerprint") or "–")
+    size = f"vocabulary of {corpus.get('vocabulary_size') or '–'}"
+    if "train_tokens" in corpus:
+        held = corpus.get("validation_tokens") or 0
+        yield (
+            "Text",
+            (f"{corpus['train_tokens']:,} {unit}s for training, {held:,} held out, {size}"),
         )
-    return entries
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return a nested configuration as pairs of dotted path and text.
-
-    >>> flat({"model": {"depth": 4}})
-    [('model.depth', '4')]
-    """
-    pairs: list[tuple[str, str]] = []
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            pairs += flat(value, f"{prefix}{name}.")
-        else:
-            pairs.append((prefix + name, pretty(value)))
-    return pairs
-
-
-def pretty(value: Any) -> str:
-    """Return a JSON value as text for a reader."""
-    if isinstance(value, str):
-        return value or "(empty)"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(pretty(item) for item in value) or "(none)"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {pretty(v)}" for k, v in value.items())
-    return "not recorded" if value is None else json.dumps(value)
-
-
-def _runs(results: Results, looks: dict[str, Look]) -> list[dict[str, Any]]:
-    cells = {cell.name: cell for cell in results.cells}
-    return [
-        {
-            "run": run,
-            "state": wording.state_text(run),
-            "reason": run.reason or "",
-            "colour": palette.variable(looks[cells[run.cell].series].colour),
-            "skipped": max([int(e.get("update/skipped") or 0) for e in run.evaluations], default=0),
-        }
-        for run in results.runs
-    ]
+    elif plan.get("task"):
+        scored = 100 * plan["task"]["scored_fraction"]
+        yield (
+            "Text",
+            (f"fresh sequences in every step, {size}; {scored:.0f} % of the positions are scored"),
+        )
+    else:
+        yield "Text", "–"
+    windows = f"{unit}s in {evaluation.get('windows') or 0:,} windows."
+    counted = f" {evaluation['tokens']:,} {windows}" if "tokens" in evaluation else ""
+    yield "Evaluation set", f"{evaluation.get('description') or ''}{counted}"
+    yield "Seeds", pretty(results.seeds)
+    side = " (runs that train side by side count their time each)"
+    times = {key: [run.time[key] for run in results.runs if key in run.time] for key in (
+        "train_s", "compile_s", "peak_memory_mb")}  # fmt: skip
+    for name, key, more in (("Training time", "train_s", side), ("Compile time", "compile_s", "")):
+        total = f"{sum(times[key]):.1f} s, the sum over runs{more}"
+        yield name, total if times[key] else "not recorded"
+    memory = times["peak_memory_mb"]
+    yield "Peak memory", f"{max(memory):.0f} MB" if memory else "not recorded"
 
 
 _MACHINE = (
     *("versions", "platform", "devices", "cpu", "cores", "isa", "xla_flags", "commit", "flags"),
     *("hostname", "started"),
 )
-
-
 _TITLES = {"cpu": "CPU", "isa": "Instruction set", "xla_flags": "XLA flags", "hostname": "Host"}
 
 
-def _machine(results: Results) -> list[tuple[str, list[tuple[str, int]]]]:
-    """Return each field of the environments with its distinct values and how many runs had them."""
+def _machine(results: Results) -> Iterator[tuple[str, Markup]]:
+    """Yield each field of the environments with its distinct values and how many runs had them."""
     known = [run.environment for run in results.runs if run.environment]
     extra = sorted({name for env in known for name in env} - set(_MACHINE))
-    rows = []
     for name in (*_MACHINE, *extra):
         values = [pretty(env[name]) for env in known if name in env]
         if name == "started" and values:
-            values = [
-                min(values) if min(values) == max(values) else f"{min(values)} to {max(values)}"
-            ]
-        if values:
-            rows.append(
-                (
-                    _TITLES.get(name, name.replace("_", " ").capitalize()),
-                    list(Counter(values).items()),
-                )
-            )
-    return rows
+            ends = dict.fromkeys((min(values), max(values)))
+            values = [" to ".join(ends)]
+        counts = Counter(values)
+        said = (f"{v} ({n} runs)" if len(counts) > 1 else v for v, n in counts.items())
+        if counts:
+            title = _TITLES.get(name, name.replace("_", " ").capitalize())
+            yield title, Markup("<br>").join(said)
 
 
-def _cost(results: Results) -> dict[str, float | None]:
-    """Return the sums of training and compile seconds, and the largest peak memory in MB."""
-    times = [run.time for run in results.runs]
-    train = [time["train_s"] for time in times if "train_s" in time]
-    build = [time["compile_s"] for time in times if "compile_s" in time]
-    memory = [time["peak_memory_mb"] for time in times if "peak_memory_mb" in time]
-    return {
-        "train_s": sum(train) if train else None,
-        "compile_s": sum(build) if build else None,
-        "memory_mb": max(memory, default=None),
-    }
+def _runs(results: Results, looks: Looks) -> Table:
+    cells = {cell.name: cell for cell in results.cells}
+
+    def state(run: Run) -> str:
+        return wording.state_text(run) + (f" ({run.reason})" if run.reason else "")
+
+    def skipped(run: Run) -> int:
+        return max([int(e.get("update/skipped") or 0) for e in run.evaluations], default=0)
+
+    def name(run: Run) -> Markup:
+        return dotted(colour(looks, cells[run.cell].series), run.cell)
+
+    def seconds(run: Run) -> str | None:
+        return f"{run.time['train_s']:.1f}" if "train_s" in run.time else None
+
+    return Table([
+        view("Run", lambda run: tag("code", run.id), "id"),
+        view("Cell", name, "name"),
+        view("Seed", lambda run: run.seed, "n"),
+        view("Learning rate", lambda run: run.rates.learning_rate, "n"),
+        view("Weight decay", lambda run: run.rates.weight_decay, "n"),
+        view("Initial scale", lambda run: run.rates.init_scale, "n"),
+        view("State", state),
+        view("Final loss", lambda run: number(run.final_loss), "n"),
+        view("Skipped updates", skipped, "n"),
+        view("Training s", seconds, "n"),
+    ])  # fmt: skip

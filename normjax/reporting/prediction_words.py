@@ -4,35 +4,119 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from normjax.predictions import record
-from normjax.predictions.prediction import LOSSES, SERIES
+from normjax.predictions.prediction import LOSSES, SERIES, Prediction
 from normjax.reporting import palette
+from normjax.reporting.html import Section, listing, muted
 from normjax.reporting.palette import Look
-from normjax.reporting.prediction import Judged, LossScore, Pairs, Score
+from normjax.reporting.prediction import Item, Judged, LossScore, Pairs, Score
 from normjax.reporting.rank_correlation import DRAWS, Correlation
 from normjax.reporting.results import Results
-from normjax.reporting.tables import number
+from normjax.reporting.tables import (
+    Column,
+    Table,
+    dotted,
+    interval,
+    number,
+    stacked,
+    tag,
+    view,
+)
 from normjax.reporting.wording import listed, shortened
 
 
-def section(judged: Judged, results: Results, looks: Mapping[str, Look]) -> dict[str, Any]:
-    """Return what the page's section is made of: sentences, reason, and a table where scored."""
-    prediction = judged.stored.prediction
-    score = judged.score
-    return {
-        "stored": stored(judged),
-        "problem": judged.stored.problem,
-        "reason": prediction.reason if prediction else "",
-        "said": sentences(judged, results),
-        "rows": [] if score is None else _rows(score, looks),
-        "losses": score is not None and score.losses is not None,
-        "intervals": score is not None and bool(score.losses and score.losses.intervals),
-        "level": prediction.level if prediction else None,
-        "series": prediction is not None and prediction.subject == SERIES,
-        "sha256": str(judged.stored.record.get("sha256", "")),
-    }
+class Placed(NamedTuple):
+    """A row of the table: what was predicted, and its places in both orders."""
+
+    item: Item
+    predicted: float
+    measured: float
+    colour: str = ""
+
+    @property
+    def moved(self) -> str:
+        """By how many places it came out elsewhere."""
+        away = self.measured - self.predicted
+        return f"{away:+g}".replace("-", "−") if away else "0"
+
+
+def placed(score: Score, looks: Mapping[str, Look]) -> list[Placed]:
+    """Return every item with its places; ``looks`` may be empty."""
+    colours = {name: palette.variable(look.colour) for name, look in looks.items()}
+    return [
+        Placed(item, *ranks, colours.get(item.series, ""))
+        for item, *ranks in zip(score.items, score.predicted, score.measured, strict=True)
+    ]
+
+
+def table(prediction: Prediction, score: Score) -> Table:
+    """Return the columns of a scored prediction; a ranking has no losses to show."""
+    losses, kind = score.losses, "Series" if prediction.subject == SERIES else "Variant"
+    expected = stacked("Expected", "loss") if losses else None
+    entry = lambda name: lambda row: getattr(row.item.entry, name)  # noqa: E731
+    loss = lambda name: lambda row: getattr(row.item.measured, name)  # noqa: E731
+    shown = Table([
+        Column("name", lambda row: row.item.name, kind,
+               lambda row: dotted(row.colour, row.item.name), "name"),
+        Column("predicted_rank", lambda row: row.predicted, stacked("Predicted", "place"),
+               lambda row: f"{row.predicted:g}", "n"),
+        Column("measured_rank", lambda row: row.measured, stacked("Measured", "place"),
+               lambda row: f"{row.measured:g}", "n"),
+        view(stacked("Moved by", "places"), lambda row: row.moved, "n"),
+        Column("expected_loss", entry("loss"), expected, _expected, "n"),
+        Column("expected_low", entry("low")),
+        Column("expected_high", entry("high")),
+        Column("measured_loss", loss("mean"), stacked("Measured", "loss"),
+               lambda row: "diverged" if row.item.diverged else interval(row.item.measured), "n"),
+        Column("measured_low", loss("low")),
+        Column("measured_high", loss("high")),
+        Column("diverged", lambda row: int(row.item.diverged)),
+    ])  # fmt: skip
+    more = []
+    if losses:
+        error = stacked("Error", "expected − measured")
+        more.append(view(error, lambda row: number(row.item.error, signed=True), "n"))
+    if losses and losses.intervals:
+        words = {True: "yes", False: "no", None: "–"}
+        more.append(view("Covered", lambda row: words[row.item.covered]))
+    return Table([*shown.columns, *more])
+
+
+def _expected(row: Placed) -> Markup:
+    entry = row.item.entry
+    known = entry.low is not None and entry.high is not None
+    span = f"{number(entry.low)} to {number(entry.high)}" if known else ""
+    return stacked(number(entry.loss), span)
+
+
+def section(
+    judged: Judged | None, results: Results, looks: Mapping[str, Look], picture: Any
+) -> list[Section]:
+    """Return the page's section: sentences, reason, and a table where scored; none without one."""
+    if judged is None:
+        return []
+    prediction, score = judged.stored.prediction, judged.score
+    blocks = [tag("p", stored(judged), cls="warning" if judged.stored.problem else "")]
+    if prediction and prediction.reason:
+        blocks.append(tag("blockquote", prediction.reason))
+    blocks += [listing(sentences(judged, results)), *([picture] if picture else [])]
+    if score is not None and prediction is not None:
+        rows = sorted(placed(score, looks), key=lambda row: row.item.value)
+        averaged = "A series is ranked by the mean of its losses over its variants. "
+        blocks += [table(prediction, score)(rows), muted(
+            "Place 1 is the lowest loss; equals share the mean of their places. {}The range of a"
+            " correlation is the 95 % percentile interval of the bootstrap over whole seeds; from"
+            ' few seeds it is coarse and rather too narrow. Record: <a href="prediction.json">'
+            "prediction.json</a>, SHA-256 <code>{}…</code>,"
+            ' <a href="figures/prediction.csv">data</a>.',
+            averaged if prediction.subject == SERIES else "",
+            str(judged.stored.record.get("sha256", ""))[:16],
+        )]  # fmt: skip
+    return [Section("predicted", "Predicted and measured", blocks)]
 
 
 def stored(judged: Judged) -> str:
@@ -181,27 +265,6 @@ def _some_lost(score: Score) -> list[str]:
             " flatter."
         )
     return said
-
-
-def _rows(score: Score, looks: Mapping[str, Look]) -> list[dict[str, Any]]:
-    order = sorted(range(len(score.items)), key=lambda i: score.items[i].value)
-    return [
-        {
-            "name": score.items[i].name,
-            "colour": palette.variable(looks[score.items[i].series].colour),
-            "predicted": f"{score.predicted[i]:g}",
-            "measured": f"{score.measured[i]:g}",
-            "moved": f"{score.measured[i] - score.predicted[i]:+g}".replace("-", "−")
-            if score.measured[i] != score.predicted[i]
-            else "0",
-            "entry": score.items[i].entry,
-            "loss": score.items[i].measured,
-            "diverged": score.items[i].diverged,
-            "error": score.items[i].error,
-            "covered": {True: "yes", False: "no", None: "–"}[score.items[i].covered],
-        }
-        for i in order
-    ]
 
 
 def _with_interval(correlation: Correlation) -> str:

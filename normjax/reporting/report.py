@@ -17,11 +17,72 @@ from normjax.reporting import (
     tables,
     trends,
 )
-from normjax.reporting.results import Results
-from normjax.reporting.wording import DETAIL
+from normjax.reporting.results import DIVERGED, FINISHED, RATES, Variant, finite
+from normjax.reporting.statistics import Estimate
+from normjax.reporting.tables import Column, Table, number, span, view
+from normjax.reporting.wording import DETAIL, runs_text
 
 if TYPE_CHECKING:
     from normjax.reporting.drawing import Figure
+
+
+def _metric(name: str, key: str) -> Column:
+    return Column(name, lambda row: finite(row[2].get(key)))
+
+
+def _rate(name: str) -> Column:
+    return Column(name, lambda v: getattr(v.rates, name, None))
+
+
+# A row is a run, its cell and an evaluation. Columns that hold times stand last, so that all others
+# of two equal runs agree byte for byte.
+RESULTS = Table([
+    Column("run", lambda row: row[0].id),
+    Column("cell", lambda row: row[0].cell),
+    Column("series", lambda row: row[1].series),
+    Column("x", lambda row: row[1].x),
+    Column("seed", lambda row: row[0].seed),
+    *(Column(name, lambda row, name=name: getattr(row[0].rates, name)) for name in RATES),
+    Column("step", lambda row: row[2].get("step")),
+    Column("tokens", lambda row: row[2].get("tokens")),
+    _metric("train_loss", "train/loss"),
+    _metric("validation_loss", "validation/loss"),
+    _metric("gradient_norm", "gradient/norm"),
+    Column("skipped_updates", lambda row: row[2].get("update/skipped")),
+    Column("state", lambda row: row[0].state),
+    Column("diverged_at", lambda row: row[0].diverged_at),
+    _metric("time_wall_s", "time/wall_s"),
+    _metric("time_tokens_per_s", "time/tokens_per_s"),
+])  # fmt: skip
+
+
+def _gap(variant: Variant) -> Estimate:
+    return variant.difference or Estimate(0)
+
+
+SUMMARY = Table([
+    Column("cell", lambda v: v.cell.name),
+    Column("series", lambda v: v.cell.series),
+    Column("x", lambda v: v.cell.x),
+    *(_rate(name) for name in (*RATES, "steps")),
+    Column("runs", lambda v: len(v.runs)),
+    Column("finished", lambda v: v.count(FINISHED)),
+    Column("diverged", lambda v: v.count(DIVERGED)),
+    Column("rank", lambda v: v.rank, "rank"),
+    view("variant", lambda v: v.label),
+    Column("validation_loss", lambda v: v.loss.mean, "loss", lambda v: number(v.loss.mean)),
+    Column("validation_loss_low", lambda v: v.loss.low, "95 % interval", lambda v: span(v.loss)),
+    Column("validation_loss_high", lambda v: v.loss.high),
+    Column("validation_loss_sd", lambda v: v.loss.sd),
+    Column("difference", lambda v: _gap(v).mean, "vs baseline",
+           lambda v: number(_gap(v).mean, signed=True)),
+    Column("difference_low", lambda v: _gap(v).low, "95 % interval",
+           lambda v: span(_gap(v), signed=True)),
+    Column("difference_high", lambda v: _gap(v).high),
+    Column("pairs", lambda v: _gap(v).n),
+    view("runs", runs_text),
+    Column("parameters", lambda v: v.cell.parameters),
+])  # fmt: skip
 
 
 def write(workdir: Path) -> Path:
@@ -40,21 +101,23 @@ def write(workdir: Path) -> Path:
         UserError: if the workdir holds no usable plan.
     """
     # Drawing takes half a second to import: not something that --help should wait for.
-    from normjax.reporting import drawing, figures, page
+    from normjax.reporting import figures, page
 
     results = loading.load(Path(workdir))
     folder = results.workdir
-    tables.write_text(folder / "results.csv", tables.results_csv(results))
-    tables.write_text(folder / "summary.csv", tables.summary_csv(results))
+    cells = {cell.name: cell for cell in results.cells}
+    lines = ((r, cells[r.cell], line) for r in results.runs for line in r.evaluations or ({},))
+    tables.write_text(folder / "results.csv", RESULTS.csv(lines))
+    tables.write_text(folder / "summary.csv", SUMMARY.csv(results.variants))
     signals = signal_data.load(results)
     signal_data.write(results, signals)
     looks = palette.looks(results.series, results.baseline)
-    source = f"{results.plan.get('command', '')} (corpus {_fingerprint(results)})"
     judged = prediction.judge(results)
-    drawn = [
-        (figure, drawing.save(figure, folder / "figures", source))
-        for figure in figures.all_figures(results, looks, judged, signals)
-    ]
+    fingerprint = results.plan.get("corpus", {}).get("fingerprint", "unknown")
+    drawn = _saved(
+        folder, f"{results.plan.get('command', '')} (corpus {fingerprint})",
+        lambda: figures.all_figures(results, looks, judged, signals),
+    )  # fmt: skip
     text = page.render(results, drawn, looks, judged, signals)
     return tables.write_text(folder / "report.html", text)
 
@@ -72,18 +135,13 @@ def headline(workdir: Path) -> str:
         UserError: if the workdir holds no usable plan.
     """
     results = loading.load(Path(workdir))
-    said = findings.warnings(results)
-    said += [
-        finding
-        for finding in (trends.sweep(results) if results.x else findings.ablation(results))
-        if finding.kind != DETAIL
-    ]
+    said = [*findings.warnings(results), *trends.answer(results)]
+    texts = [finding.text for finding in said if finding.kind != DETAIL]
     judged = prediction.judge(results)
-    texts = [finding.text for finding in said]
     texts += [] if judged is None else prediction_words.headline(judged)
-    answer = [textwrap.fill(tables.plain(text), width=98) for text in texts]
     title = f"{results.plan.get('title', '')} (validation loss in nats per {results.unit})"
-    return "\n".join([tables.plain(title), "", tables.ranking(results), "", *answer])
+    ranking = SUMMARY.terminal(results.ranked())
+    return "\n".join([tables.plain(title), "", ranking, "", wrapped(texts)])
 
 
 def write_page(
@@ -92,20 +150,22 @@ def write_page(
     render: Callable[[Sequence[tuple[Figure, str]]], str],
 ) -> Path:  # fmt: skip
     """Write NAME.csv, the figures, and NAME.html made of them; return the page."""
+    tables.write_text(folder / f"{name}.csv", table)
+    drawn = _saved(folder, str(record.get("command", "")), figures)
+    return tables.write_text(folder / f"{name}.html", render(drawn))
+
+
+def _saved(
+    folder: Path, source: str, figures: Callable[[], Sequence[Figure]]
+) -> list[tuple[Figure, str]]:
+    """Draw figures and save them under ``figures/``; return each with its SVG text."""
     from normjax.reporting import drawing
 
-    tables.write_text(folder / f"{name}.csv", table)
-    source = str(record.get("command", ""))
     with drawing.style():
         made = figures()
-    drawn = [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
-    return tables.write_text(folder / f"{name}.html", render(drawn))
+    return [(figure, drawing.save(figure, folder / "figures", source)) for figure in made]
 
 
 def wrapped(texts: Iterable[str]) -> str:
     """Return texts for a terminal, a paragraph each."""
     return "\n".join(textwrap.fill(tables.plain(text), width=98) for text in texts)
-
-
-def _fingerprint(results: Results) -> str:
-    return str(results.plan.get("corpus", {}).get("fingerprint", "unknown"))

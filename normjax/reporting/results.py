@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from normjax.reporting import statistics
 from normjax.reporting.statistics import Estimate
 
 FINISHED, DIVERGED, UNFINISHED = "finished", "diverged", "unfinished"
@@ -178,6 +179,14 @@ class Results:
                 *(v.loss.mean is None, v.rank is None, v.loss.mean or 0.0),
             ),
         )
+
+    def gaps(self, variant: Variant) -> dict[int, float]:
+        """Return by seed what a variant's losses lie above those of the baseline beside it."""
+        place = (variant.cell.x, variant.rates)
+        for base in self.variants if variant.difference is not None else ():
+            if base.cell.series == self.baseline and (base.cell.x, base.rates) == place:
+                return statistics.differences(variant.losses, base.losses)
+        return {}
 
     def panels(self) -> dict[tuple[Any, ...], list[Variant]]:
         """Group the variants that are compared with one another: same x, same rates."""

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from normjax import configs
 from normjax.diagnostics import definitions, evidence, postmortem, self_test, verdict
 from normjax.diagnostics.bands import VerdictConfig
+from normjax.diagnostics.events import Event
 from normjax.diagnostics.evidence import Evidence, Series
 from normjax.diagnostics.postmortem import Autopsy
 from normjax.diagnostics.self_test import SelfTest
 from normjax.diagnostics.verdict import Verdict
-from normjax.reporting import tables
-from normjax.reporting.results import Results, Variant
+from normjax.reporting import palette, tables
+from normjax.reporting.palette import Look
+from normjax.reporting.results import Results, Run, Variant
+from normjax.reporting.tables import Column, Table, dotted, stacked, tag
 from normjax.runs import runlog
 
-VERDICT_COLUMNS = (
-    *("run", "cell", "series", "seed", "state", "basis", "first_kind", "first_signal"),
-    *("first_step", "first_layer", "first_sublayer", "first_head", "first_value", "first_limit"),
-    *("first_against", "first_factor", "events", "sentence"),
-)
+CHOSEN = (
+    "residual/rms_after", "gradient/stream_rms", "attention/logit_max", "attention/entropy_share",
+    "residual/token_similarity", "branch/stream_ratio",
+)  # fmt: skip
+"""The signals that a page shows first."""
 SMALLEST_HEAD = ("attention/entropy", "attention/entropy_share")
 """Of these the smallest over the heads is drawn, of the other signals of heads the largest."""
 
@@ -42,7 +46,6 @@ class Signals:
     found: dict[str, Evidence]
     verdicts: dict[str, Verdict]
     autopsies: dict[str, tuple[Autopsy, dict[str, Series]]]
-
     self_test: SelfTest | None = None
 
     @property
@@ -103,6 +106,15 @@ def load(results: Results) -> Signals:
     return Signals(found, verdicts, autopsies, tested)
 
 
+def slug(name: str) -> str:
+    """Return a signal's name as part of a file name.
+
+    >>> slug("gain/max[mlp.read_norm]")
+    'gain_max_mlp_read_norm'
+    """
+    return "".join(c if c.isalnum() else "_" for c in name).strip("_")
+
+
 def short_title(name: str) -> str:
     """Return a signal's title with its unit, short enough for the margin of a figure.
 
@@ -118,26 +130,64 @@ def write(results: Results, signals: Signals) -> None:
     """Write ``verdicts.csv``, and ``verdict.json`` into each run's folder."""
     for run_id, each in signals.verdicts.items():
         verdict.write(runlog.run_folder(results.workdir, run_id), each)
-    tables.write_text(results.workdir / "verdicts.csv", csv(results, signals))
+    tables.write_text(results.workdir / "verdicts.csv", VERDICTS.csv(judged(results, signals, {})))
 
 
-def csv(results: Results, signals: Signals) -> str:
-    """Return one row per run: its verdict and what happened first."""
-    cells = {cell.name: cell for cell in results.cells}
-    rows: list[tuple[Any, ...]] = []
-    for run in results.runs:
-        head = (run.id, run.cell, cells[run.cell].series, run.seed)
-        each = signals.verdicts.get(run.id)
-        if each is None:
-            rows.append((*head, "missing", *[None] * (len(VERDICT_COLUMNS) - 5)))
-            continue
-        e = each.first
-        first: Sequence[Any] = [None] * 10 if e is None else (
-            e.kind, e.signal, e.step, e.layer, e.sublayer, e.head, e.value, e.limit, e.against,
-            e.factor,
-        )  # fmt: skip
-        rows.append((*head, each.state, each.basis, *first, len(each.events), each.sentence))
-    return tables.csv_text(VERDICT_COLUMNS, rows)
+class Judged(NamedTuple):
+    """A run with its verdict, a row of :data:`VERDICTS`; ``verdict`` is None without a folder."""
+
+    run: Run
+    series: str
+    verdict: Verdict | None
+    colour: str = ""
+
+    @property
+    def first(self) -> Event | None:
+        """What happened first."""
+        return None if self.verdict is None else self.verdict.first
+
+
+def judged(results: Results, signals: Signals, looks: Mapping[str, Look]) -> list[Judged]:
+    """Return all runs with their verdicts; ``looks`` may be empty."""
+    series = {cell.name: cell.series for cell in results.cells}
+    colours = {name: palette.variable(look.colour) for name, look in looks.items()}
+    return [
+        Judged(run, name, signals.verdicts.get(run.id), colours.get(name, ""))
+        for run in results.runs
+        for name in [series[run.cell]]
+    ]
+
+
+MARKS = {"well behaved": "●", "drifting": "◐", "unstable": "▲", "diverged": "✕", "unknown": "○"}
+_FIRST = (
+    *("kind", "signal", "step", "layer", "sublayer", "head", "value", "limit"),
+    *("against", "factor"),
+)
+
+
+def _where(row: Judged) -> Markup:
+    rate = row.run.rates.learning_rate
+    return stacked(dotted(row.colour, row.run.cell), f"seed {row.run.seed}, rate {rate}")
+
+
+def _state(row: Judged) -> Markup:
+    state = row.verdict.state if row.verdict else ""
+    return tag("span", MARKS[state], cls="mark") + state
+
+
+VERDICTS = Table([
+    Column("run", lambda row: row.run.id, "Run", _where, "name"),
+    Column("cell", lambda row: row.run.cell),
+    Column("series", lambda row: row.series),
+    Column("seed", lambda row: row.run.seed),
+    Column("state", lambda row: row.verdict.state if row.verdict else "missing", "Verdict", _state,
+           "name"),
+    Column("basis", lambda row: row.verdict and row.verdict.basis),
+    *(Column(f"first_{name}", lambda row, name=name: row.first and getattr(row.first, name))
+      for name in _FIRST),
+    Column("events", lambda row: row.verdict and len(row.verdict.events)),
+    Column("sentence", lambda row: row.verdict and row.verdict.sentence, "In words", None, "words"),
+])  # fmt: skip
 
 
 # --- medians over seeds ---------------------------------------------------------------------------

@@ -3,73 +3,106 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
+
+from markupsafe import Markup
 
 from normjax.diagnostics import bands, definitions, verdict
 from normjax.diagnostics.bands import Band
-from normjax.reporting import autopsies, heat_maps, palette, signal_profiles
-from normjax.reporting.drawing import Figure
+from normjax.reporting import html, signal_data
+from normjax.reporting.html import Picture, Section, details, muted, part, prose
 from normjax.reporting.palette import Look
 from normjax.reporting.results import Results
-from normjax.reporting.signal_data import Signals
-from normjax.reporting.wording import listed
+from normjax.reporting.signal_data import CHOSEN, VERDICTS, Signals, slug
+from normjax.reporting.tables import Table, tag, view
+from normjax.reporting.wording import capital, listed
 
-MARKS = {"well behaved": "●", "drifting": "◐", "unstable": "▲", "diverged": "✕", "unknown": "○"}
-
-
-def figures(results: Results, signals: Signals, looks: dict[str, Look]) -> list[Figure]:
-    """Return all figures of the part, none where no run measured signals.
-
-    To be called with the style of :func:`normjax.reporting.drawing.style` set.
-    """
-    if not signals.measured:
-        return []
-    return [
-        *heat_maps.figures(results, signals), *signal_profiles.figures(results, signals, looks),
-        *(figure for _, figure in autopsies.figures(signals)),
-    ]  # fmt: skip
+BANDS = Table([
+    view("Signal", lambda row: row[0]),
+    view("Out of its band", lambda row: row[1]),
+    view("What that means", lambda row: row[2].reason, "words"),
+    view("Source", lambda row: row[2].source, "words"),
+])  # fmt: skip
 
 
-def section(
-    results: Results, signals: Signals, pictures: dict[str, Any], looks: dict[str, Look]
-) -> dict[str, Any] | None:
-    """Return what the template shows; None where no run measured signals.
+def sections(
+    results: Results, signals: Signals, pictures: dict[str, Picture], looks: Mapping[str, Look]
+) -> list[Section]:
+    """Return the sections of the part, none where no run measured signals.
 
     Takes its pictures out of ``pictures``.
     """
     if not signals.measured:
-        return None
-    cells = {cell.name: cell for cell in results.cells}
-    rows = [
-        {
-            "run": run,
-            "colour": palette.variable(looks[cells[run.cell].series].colour),
-            "mark": MARKS[each.state],
-            "verdict": each,
-        }
-        for run in results.runs
-        if (each := signals.verdicts.get(run.id)) is not None
-    ]
-    counts = Counter(row["verdict"].state for row in rows)
+        return []
+    rows = [row for row in signal_data.judged(results, signals, looks) if row.verdict is not None]
+    counts = Counter(row.verdict.state for row in rows if row.verdict)
     said = [f"{counts[state]} {state}" for state in verdict.STATES if counts[state]]
-    take = lambda start: [pictures.pop(n) for n in list(pictures) if n.startswith(start)]  # noqa: E731
-    by_run = {p["name"].removeprefix("autopsy_"): p for p in take("autopsy_")}
-    maps = take("signal_")
-    first = {f"signal_{heat_maps.slug(name)}" for name in heat_maps.CHOSEN}
-    return {
-        "summary": f"Of {len(rows)} runs: {listed(said)}.",
-        "self_test": "" if signals.self_test is None else str(signals.self_test),
-        "rows": rows,
-        "heat_maps": [p for p in maps if p["name"] in first],
-        "more_heat_maps": [p for p in maps if p["name"] not in first],
-        "profiles": take("profiles_"),
-        "autopsies": [
-            {"run": run, "text": text, "picture": by_run.get(run)}
-            for run, text in autopsies.sentences(signals)
-        ],
-        "definitions": list(definitions.SIGNALS.items()),
-        "bands": band_rows(),
-    }
+
+    def take(start: str) -> list[Picture]:
+        return [pictures.pop(name) for name in list(pictures) if name.startswith(start)]
+
+    autopsies, maps, profiles = take("autopsy_"), take("signal_"), take("profiles_")
+    first = {f"signal_{slug(name)}" for name in CHOSEN}
+    chosen = [part(p.title, p) for p in maps if p.name in first]
+    others = [part(p.title, p) for p in maps if p.name not in first]
+    told = [
+        part(run, capital(each.sentence), *(p for p in autopsies if p.name == f"autopsy_{run}"))
+        for run, (each, _) in signals.autopsies.items()
+    ]
+    made = [
+        Section("verdicts", "Verdicts", [
+            f"Of {len(rows)} runs: {listed(said)}.",
+            muted("{}", str(signals.self_test)) if signals.self_test else Markup(""),
+            muted(
+                "Diverged: the run ended so. Unstable: loss or gradient norm spiked, or something"
+                ' was not finite. Drifting: a signal left its <a href="#bands">band</a> and stayed'
+                " out. “First” is the smallest step; within a step causes come before effects:"
+                " gains, then the forward pass from the input on, the loss, gradients from the"
+                " output back, the optimizer's step. (<a href=\"verdicts.csv\">All verdicts</a>;"
+                " all events of a run: <code>verdict.json</code> in its folder.)"
+            ),
+            VERDICTS(rows),
+        ]),
+        Section("signals", "Signals by block and step", [
+            *chosen,
+            *([details("The other signals by block and step", *others)] if others else []),
+            details("Every signal over the blocks, at the first and the last measured step",
+                    *(part(p.title, p) for p in profiles)),
+        ]),
+    ]  # fmt: skip
+    if told:
+        lead = muted(
+            "Diverged runs, replayed from a checkpoint or their initialization with every signal"
+            " measured before every step around the first bad one."
+        )
+        made.append(Section("autopsies", "Autopsies", [lead, *told]))
+    return made
+
+
+def definitions_and_bands() -> list[Any]:
+    """Return what every signal and every band is, for the reading help."""
+    return [
+        part("What every signal is", html.definitions(
+            (prose("{} ", row.title) + tag("code", name), _definition(row))
+            for name, row in definitions.SIGNALS.items()
+        ), id="definitions"),
+        part(
+            "Bands",
+            prose(
+                "<p>A signal outside these bounds is called out of its band. They are rules of"
+                " thumb, wide on purpose, and can be changed:"
+                " <code>--config.verdict.bands=attention/logit_max::50</code>.</p>"
+            ),
+            BANDS(band_rows()), id="bands",
+        ),
+    ]  # fmt: skip
+
+
+def _definition(row: definitions.Signal) -> Markup:
+    unit = f" Unit: {row.unit}." if row.unit else ""
+    source = Markup(" ") + tag("span", f"{row.source}.", cls="muted") if row.source else ""
+    return prose("{}.{}{}", row.definition, unit, source)
 
 
 def band_rows() -> list[tuple[str, str, Band]]:

@@ -1,27 +1,156 @@
-"""results.csv, summary.csv and the table for the terminal."""
+"""A table is stated once and read as CSV, on a terminal and on a page; numbers as text."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normjax.reporting.results import DIVERGED, FINISHED, RATES, Results, Run, Variant, finite
+from markupsafe import Markup, escape
+
 from normjax.reporting.statistics import Estimate
 
-RESULT_COLUMNS = (
-    *("run", "cell", "series", "x", "seed", *RATES, "step", "tokens", "train_loss"),
-    *("validation_loss", "gradient_norm", "skipped_updates", "state", "diverged_at"),
-    *("time_wall_s", "time_tokens_per_s"),
-)
-SUMMARY_COLUMNS = (
-    *("cell", "series", "x", *RATES, "steps", "runs", "finished", "diverged", "rank"),
-    *("validation_loss", "validation_loss_low", "validation_loss_high", "validation_loss_sd"),
-    *("difference", "difference_low", "difference_high", "pairs", "parameters"),
-)
+
+@dataclass(frozen=True)
+class Column:
+    """What a file holds of a row, and what a reader sees of it.
+
+    Attributes:
+      name: in the CSV; "" where the file lacks it.
+      value: of a row, as the file has it: a number, text, None.
+      title: for readers; None where only the file has it.
+      text: of a row, for readers: text, or HTML as Markup; without it the value as text.
+      kind: CSS class on a page: "n" for numbers, "name" for one line, "words", "id".
+    """
+
+    name: str = ""
+    value: Callable[[Any], Any] | None = None
+    title: str | None = None
+    text: Callable[[Any], Any] | None = None
+    kind: str = ""
+
+    def cell(self, row: Any) -> str:
+        """Return what a reader sees of a row; a dash for None."""
+        shown = self.text or self.value
+        found = None if shown is None else shown(row)
+        return "–" if found is None else found if isinstance(found, str) else str(found)
+
+
+def view(title: str, text: Callable[[Any], Any], kind: str = "") -> Column:
+    """Return a column for readers alone."""
+    return Column("", None, title, text, kind)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, and how a page shows the rows.
+
+    Attributes:
+      columns: in order.
+      mark: CSS class of a row, "" for none.
+      group: of a row: the heading that it stands below, "" for none; text or Markup.
+      empty: said where there are no rows.
+      kind: CSS class of the table; "stack" puts cells below one another on a narrow screen.
+    """
+
+    columns: Sequence[Column]
+    mark: Callable[[Any], str] = lambda row: ""
+    group: Callable[[Any], str] = lambda row: ""
+    empty: str = ""
+    kind: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the file."""
+        return [c.name for c in self.columns if c.name]
+
+    def values(self, rows: Iterable[Any]) -> list[tuple[Any, ...]]:
+        """Return what the file holds of each row."""
+        shown = [c.value for c in self.columns if c.name]
+        return [tuple(value and value(row) for value in shown) for row in rows]
+
+    def csv(self, rows: Iterable[Any]) -> str:
+        """Return CSV text."""
+        return csv_text(self.names, self.values(rows))
+
+    @property
+    def _shown(self) -> list[Column]:
+        return [c for c in self.columns if c.title is not None]
+
+    def terminal(self, rows: Iterable[Any]) -> str:
+        """Return aligned plain text."""
+        lines = [[c.title or "" for c in self._shown]]
+        lines += [[c.cell(row) for c in self._shown] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ("  ".join(f.ljust(w) for f, w in zip(x, widths, strict=True)) for x in lines)
+        return plain("\n".join(line.rstrip() for line in padded))
+
+    def __call__(self, rows: Iterable[Any]) -> Markup:
+        """Return HTML."""
+        shown, body = self._shown, []
+        for group, own in itertools.groupby(rows, self.group):
+            lines = [
+                tag("tr", *(self._data(c, row) for c in shown), cls=self.mark(row)) for row in own
+            ]
+            head = tag("th", group, cls="group", colspan=len(shown))
+            body.append(tag("tbody", *([tag("tr", head)] if group else []), *lines))
+        if not body and self.empty:
+            body = [tag("tbody", tag("tr", tag("td", self.empty, colspan=len(shown))))]
+        head = tag("thead", tag("tr", *(tag("th", c.title, cls=_n(c)) for c in shown)))
+        return scroll(tag("table", head, *body, cls=self.kind))
+
+    def _data(self, column: Column, row: Any) -> Markup:
+        name = Markup(escape(column.title)).striptags() if "stack" in self.kind.split() else ""
+        return tag("td", column.cell(row), cls=column.kind, **{"data-name": name})
+
+
+def _n(column: Column) -> str:
+    return "n" if "n" in column.kind.split() else ""
+
+
+# --- HTML -----------------------------------------------------------------------------------------
+
+
+def tag(name: str, *content: Any, cls: str = "", **attributes: Any) -> Markup:
+    """Return an HTML element; text in it is escaped, attributes that are empty are left out.
+
+    >>> tag("td", "<b>", cls="n")
+    Markup('<td class="n">&lt;b&gt;</td>')
+    """
+    given = {"class": cls, **attributes}
+    written = Markup("").join(Markup(' {}="{}"').format(k, v) for k, v in given.items() if v)
+    return Markup("<{}{}>{}</{}>").format(
+        Markup(name), written, Markup("").join(content), Markup(name)
+    )
+
+
+def scroll(content: Markup) -> Markup:
+    """Return what may be wider than the page in a box that scrolls."""
+    return Markup('<div class="scroll">{}</div>').format(content)
+
+
+def stacked(main: Any, *notes: Any) -> Markup:
+    """Return a cell with small lines below; empty ones are left out."""
+    return Markup("").join([escape(main), *(tag("small", note) for note in notes if note)])
+
+
+def dotted(colour: str, name: str) -> Markup:
+    """Return a name behind a dot of a colour that CSS understands."""
+    return Markup('<span class="dot" style="background: {}"></span>{}').format(colour, name)
+
+
+def facts(rows: Iterable[tuple[Any, Any]]) -> Markup:
+    """Return names with what is known of each, as a table without a head."""
+    lines = (tag("tr", tag("th", name), tag("td", value)) for name, value in rows)
+    return scroll(tag("table", tag("tbody", *lines)))
+
+
+# --- text -----------------------------------------------------------------------------------------
 
 
 def text(value: Any) -> str:
@@ -61,52 +190,6 @@ def write_bytes(path: Path, content: bytes) -> Path:
     return path
 
 
-def results_csv(results: Results) -> str:
-    """Return one row per run and evaluation; a run without evaluations has one row.
-
-    Columns that hold times stand last, so that all others of two equal runs agree byte for byte.
-    """
-    cells = {cell.name: cell for cell in results.cells}
-    rows = []
-    for run in results.runs:
-        cell = cells[run.cell]
-        head = (run.id, run.cell, cell.series, cell.x, run.seed, *run.rates[:3])
-        for line in run.evaluations or ({},):
-            rows.append((*head, *_evaluation(run, line)))
-    return csv_text(RESULT_COLUMNS, rows)
-
-
-def _evaluation(run: Run, line: dict[str, Any]) -> tuple[Any, ...]:
-    return (
-        line.get("step"),
-        line.get("tokens"),
-        finite(line.get("train/loss")),
-        finite(line.get("validation/loss")),
-        finite(line.get("gradient/norm")),
-        line.get("update/skipped"),
-        run.state,
-        run.diverged_at,
-        finite(line.get("time/wall_s")),
-        finite(line.get("time/tokens_per_s")),
-    )
-
-
-def summary_csv(results: Results) -> str:
-    """Return one row per variant, in plan order."""
-    return csv_text(SUMMARY_COLUMNS, (_summary(variant) for variant in results.variants))
-
-
-def _summary(variant: Variant) -> tuple[Any, ...]:
-    cell, rates = variant.cell, variant.rates or (None,) * 4
-    loss, change = variant.loss, variant.difference or Estimate(0)
-    return (
-        *(cell.name, cell.series, cell.x, *rates, len(variant.runs)),
-        *(variant.count(FINISHED), variant.count(DIVERGED), variant.rank),
-        *(loss.mean, loss.low, loss.high, loss.sd),
-        *(change.mean, change.low, change.high, change.n, cell.parameters),
-    )
-
-
 def number(value: float | None, signed: bool = False, digits: int = 3) -> str:
     """Return a number with fixed decimals and a true minus sign; a dash for None.
 
@@ -115,8 +198,7 @@ def number(value: float | None, signed: bool = False, digits: int = 3) -> str:
     """
     if value is None:
         return "–"
-    shown = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
-    return shown.replace("-", "−")
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")
 
 
 def span(estimate: Estimate | None, signed: bool = False) -> str:
@@ -126,51 +208,16 @@ def span(estimate: Estimate | None, signed: bool = False) -> str:
     return f"{number(estimate.low, signed)} to {number(estimate.high, signed)}"
 
 
+def interval(estimate: Estimate | None, signed: bool = False) -> Markup:
+    """Return a mean with its interval in small below, for a page."""
+    known = estimate is not None and estimate.low is not None
+    mean = None if estimate is None else estimate.mean
+    return stacked(number(mean, signed), span(estimate, signed) if known else "")
+
+
+_PLAIN = {"−": "-", "±": "+/-", "–": "-", "×": "x", "“": '"', "”": '"', "’": "'", "…": "..."}
+
+
 def plain(content: str) -> str:
     """Return text with the report's own signs in ASCII; letters of the user's names stay."""
-    swaps = {
-        "−": "-",
-        "±": "+/-",
-        "–": "-",
-        "×": "x",
-        "“": '"',
-        "”": '"',
-        "’": "'",
-        "…": "...",
-        "\u00a0": " ",
-    }
-    return content.translate(str.maketrans(swaps))
-
-
-def ranking(results: Results) -> str:
-    """Return the ranked variants as an aligned plain-text table."""
-    titles = ("rank", "variant", "loss", "95 % interval", "vs baseline", "95 % interval", "runs")
-    rows = [titles]
-    for variant in results.ranked():
-        change = variant.difference
-        rows.append(
-            (
-                "-" if variant.rank is None else str(variant.rank),
-                variant.label,
-                number(variant.loss.mean),
-                span(variant.loss),
-                number(change.mean if change else None, signed=True),
-                span(change, signed=True),
-                runs_text(variant),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
-    lines = ("  ".join(f.ljust(w) for f, w in zip(row, widths, strict=True)) for row in rows)
-    return plain("\n".join(line.rstrip() for line in lines))
-
-
-def runs_text(variant: Variant) -> str:
-    """Return how the runs of a variant ended, such as ``2 of 3, 1 diverged``."""
-    finished, diverged = variant.count(FINISHED), variant.count(DIVERGED)
-    open_runs = len(variant.runs) - finished - diverged
-    parts = [f"{finished} of {len(variant.runs)}"]
-    if diverged:
-        parts.append(f"{diverged} diverged")
-    if open_runs:
-        parts.append(f"{open_runs} unfinished")
-    return ", ".join(parts)
+    return content.translate(str.maketrans(_PLAIN | {"\u00a0": " "}))

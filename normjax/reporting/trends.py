@@ -6,11 +6,12 @@ from itertools import combinations
 from typing import NamedTuple
 
 from normjax.reporting import statistics
-from normjax.reporting.duel import residual_or_norm
 from normjax.reporting.findings import (
     best_rates,
+    comparison,
     divergence,
     no_better_than_counting,
+    residual_or_norm,
 )
 from normjax.reporting.results import Results, Variant
 from normjax.reporting.statistics import Estimate
@@ -47,6 +48,11 @@ def lines(results: Results) -> Lines:
         if variant.cell.x is not None:
             found[variant.cell.series][variant.cell.x] = variant
     return {name: dict(sorted(points.items())) for name, points in found.items()}
+
+
+def answer(results: Results) -> list[Finding]:
+    """Return the findings of a grid, main ones first."""
+    return sweep(results) if results.x else comparison(results)
 
 
 def sweep(results: Results) -> list[Finding]:

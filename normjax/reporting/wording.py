@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from normjax.reporting import explanations, statistics
-from normjax.reporting.results import DIVERGED, Results, Run, Variant
+from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, Run, Variant
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number
 
@@ -88,6 +88,13 @@ def state_text(run: Run) -> str:
     if run.state == "done":
         return "done" if run.final_loss is not None else "done, but its last evaluation is missing"
     return f"{run.state} at step {run.step} of {run.rates.steps}"
+
+
+def runs_text(variant: Variant) -> str:
+    """Return how the runs of a variant ended, such as ``2 of 3, 1 diverged``."""
+    parts = [f"{variant.count(FINISHED)} of {len(variant.runs)}"]
+    parts += [f"{n} {kind}" for kind in (DIVERGED, UNFINISHED) if (n := variant.count(kind))]
+    return ", ".join(parts)
 
 
 def pairs(estimate: Estimate) -> str:
