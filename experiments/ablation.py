@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from normjax import configs
 from normjax.errors import UserError
+from normjax.placements import PLACEMENTS
+from normjax.reporting import palette
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Cell, ExperimentConfig, Question
@@ -28,31 +30,32 @@ CELLS = (
     Cell(
         "no-attention", "minus attention",
         "Attention is removed; a token sees only itself, through the MLPs.",
-        {"model.attention": "none"},
+        {"model.attention": "none"}, colour=palette.BLUE,
     ),
     Cell(
         "no-mlp", "minus MLP",
         "The MLPs are removed; attention and a linear read-out remain.", {"model.mlp": "none"},
+        colour=palette.GREEN,
     ),
     Cell(
         "no-positions", "minus positions",
         "Attention gets no positions; only the causal mask tells it anything of order.",
-        {"model.positions": "none"},
+        {"model.positions": "none"}, colour=palette.PURPLE,
     ),
     Cell(
         "no-norm", "minus normalization",
         "Every norm is removed, the final one too; the residual path remains.",
-        {"model.norm": "identity"},
+        {"model.norm": "identity"}, colour=PLACEMENTS["none"].colour,
     ),
     Cell(
         "no-residual", "minus residual",
         "The residual path is removed (a = 0); each branch passes on only what it computes.",
-        {"model.residual": False},
+        {"model.residual": False}, colour=palette.VERMILLION,
     ),
     Cell(
         "post-norm", "post-norm",
         "The norm stands behind the addition, on the residual path itself.",
-        {"model.placement": "post"},
+        {"model.placement": "post"}, colour=PLACEMENTS["post"].colour,
     ),
 )  # fmt: skip
 

@@ -17,40 +17,16 @@ from __future__ import annotations
 
 from normjax import configs
 from normjax.errors import UserError
+from normjax.placements import PLACEMENTS
+from normjax.reporting import palette
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Axis, Cell, ExperimentConfig, Question
 
-# series: (title, what it is, changes)
-SERIES = {
-    "pre": ("pre-norm", "the branch reads the normalized stream", {"model.placement": "pre"}),
-    "post": ("post-norm", "the sum is normalized", {"model.placement": "post"}),
-    "none": (
-        "no norm",
-        "nothing is normalized",
-        {"model.placement": "none"},
-    ),
-    "sandwich": (
-        "sandwich",
-        "the branch's input and its output are normalized",
-        {"model.placement": "sandwich"},
-    ),
-    "branch_output": (
-        "branch-output norm",
-        "the branch's output is normalized",
-        {"model.placement": "branch_output"},
-    ),
-    "deepnorm": (
-        "DeepNorm",
-        "post-norm with a stronger residual path and smaller initial branches",
-        {"model.placement": "deepnorm"},
-    ),
-    "no-residual": (
-        "pre-norm, no residual",
-        "only the branch is passed on (a = 0)",
-        {"model.placement": "pre", "model.residual": False},
-    ),
-}
+SHOWN = ("pre", "post", "none", "sandwich", "branch_output", "deepnorm")
+NO_RESIDUAL = "no-residual"
+"""Pre-norm with a = 0. Any other placement of the table is shown if config.grid.variants names it.
+"""
 
 DEPTHS = (2, 4, 8, 16)
 SCANNED_FROM = 8  # from here on scanned blocks compile faster than they cost in running
@@ -91,18 +67,30 @@ def cells(config: ExperimentConfig) -> list[Cell]:
     for depth in depths:
         if depth < 1:
             raise UserError(f"config.grid.depths={depth}: a depth must be at least 1, as in 2,4,8")
-    return [
-        Cell(
-            name=f"{series}-{depth}",
-            title=f"{title}, {depth} blocks",
-            description=f"{depth} blocks; {what}.",
-            changes=changes | {"model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM},
-            series=series,
-            x=depth,
-        )
-        for series, (title, what, changes) in SERIES.items()
-        for depth in sorted(set(depths))
-    ]
+    found = []
+    for series in dict.fromkeys((*SHOWN, NO_RESIDUAL, *_asked(config))):
+        removed = series == NO_RESIDUAL
+        row = PLACEMENTS[SHOWN[0] if removed else series]
+        changes = {"model.placement": row.name} | ({"model.residual": False} if removed else {})
+        title = f"{row.title}, no residual" if removed else row.title
+        what = "only the branch is passed on (a = 0)" if removed else row.summary or row.title
+        for depth in sorted(set(depths)):
+            blocks = f"{depth} block" if depth == 1 else f"{depth} blocks"
+            scanned = {"model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM}
+            found.append(
+                Cell(
+                    f"{series}-{depth}", f"{title}, {blocks}", f"{blocks}; {what}.",
+                    changes | scanned, series, depth,
+                    palette.VERMILLION if removed else row.colour,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _asked(config: ExperimentConfig) -> list[str]:
+    """Return the placements of the table that the flag of variants names."""
+    names = [name.rsplit("-", 1)[0] for name in config.grid.variants]
+    return [name for name in (*config.grid.variants, *names) if name in PLACEMENTS]
 
 
 def _check_unvaried(config: ExperimentConfig, preset: str) -> None:

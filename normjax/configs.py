@@ -47,7 +47,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[Leaf]:
     types = typing.get_type_hints(type(config))
     for f in dataclasses.fields(config):
         value, path = getattr(config, f.name), prefix + f.name
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not _is_row(value):
             yield from leaves(value, path + ".")
         else:
             yield Leaf(path, types[f.name], value, f.metadata.get("help", ""))
@@ -84,8 +84,21 @@ def _replace(config: C, changes: Mapping[str, Any]) -> C:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return a nested dict of JSON values (tuples become lists)."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    """Return a nested dict of JSON values: tuples become lists, rows of tables their names."""
+    return json.loads(json.dumps(_plain(config)))
+
+
+def _plain(value: Any) -> Any:
+    if _is_row(value):
+        return getattr(value, "name", "") or value.title
+    if not dataclasses.is_dataclass(value):
+        return value
+    return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a field holds a row of a table itself, in place of its name."""
+    return hasattr(value, "record") and not isinstance(value, type)
 
 
 def from_dict(config: C, values: Mapping[str, Any]) -> C:

@@ -168,11 +168,11 @@ def test_a_branch_of_a_real_model_that_is_scaled_is_named(workdir, tmp_path):
 
 def test_a_gain_of_a_real_model_that_ran_away_is_named(workdir, tmp_path):
     def fault(params):
-        params["blocks"]["attention"]["read_norm"]["gain"][2, 5] = 40.0
+        params["blocks"]["attention"]["pre_norm"]["gain"][2, 5] = 40.0
         return params
 
     first = trained(workdir, tmp_path, fault).first
-    assert (first.signal, first.step) == ("gain/max[attention.read_norm]", 0)
+    assert (first.signal, first.step) == ("gain/max[attention.pre_norm]", 0)
     assert (first.layer, first.factor) == (3, 4.0)
 
 

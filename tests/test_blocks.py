@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from normjax.decoder import Decoder, DecoderConfig
-from normjax.decoder_config import MLPS
+from normjax.nonlinearities import NONLINEARITIES
 from normjax.errors import UserError
 from normjax.jacobians import views
 from normjax.jacobians.blocks import Parts
@@ -105,7 +105,7 @@ def test_attention_equals_autodiff_of_the_decoders_own_module(changes):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", MLPS)
+@pytest.mark.parametrize("kind", NONLINEARITIES)
 def test_mlp_equals_autodiff_of_the_decoders_own_module(kind, bias):
     with jax.enable_x64(True):
         wide = {"dtype": "float64", "param_dtype": "float64", "init": "fan_in"}

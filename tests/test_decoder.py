@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from normjax import layers as attention
-from normjax.decoder import Decoder, DecoderConfig, check, sublayers
+from normjax.decoder import Decoder, DecoderConfig, check
 from normjax.errors import UserError
 from normjax.placements import PLACEMENTS
 
@@ -41,7 +41,7 @@ def random_params(model, seed=0):
 
     def draw(path, leaf):
         name = path[-1].key
-        mean = 0.5 if name in ("gain", "branch_gain") else 0.0
+        mean = 0.5 if name in ("gain", "write") else 0.0
         spread = 0.4 if name in ("kernel", "embedding", "positions") else 0.1
         return (mean + spread * rng.normal(size=leaf.shape)).astype(np.dtype(leaf.dtype))
 
@@ -128,12 +128,12 @@ def plain_decoder(model, params, tokens):
             if getattr(c, name) == "none":
                 continue
             p = jax.tree.map(lambda leaf, i=block - 1: leaf[i], params["blocks"][name])
-            read = norm(p.get("read_norm", {}), h) if row.read else h
+            read = norm(p.get("pre_norm", {}), h) if row.read else h
             out = branch(c, p.get("branch", {}), row.scale(block, c.depth) * read)
-            out = norm(p.get("output_norm", {}), out) if row.output else out
+            out = norm(p.get("branch_norm", {}), out) if row.output else out
             a = row.residual(block, c.depth) if c.residual else 0.0
-            h = a * h + p.get("branch_gain", row.branch(block, c.depth)) * out
-            h = norm(p.get("stream_norm", {}), h) if row.stream else h
+            h = a * h + p.get("write", row.branch(block, c.depth)) * out
+            h = norm(p.get("post_norm", {}), h) if row.stream else h
     if {"auto": row.final_norm, "on": True, "off": False}[c.final_norm]:
         h = norm(params.get("final_norm", {}), h)
     logits = h @ params["embedding"].T if c.tied else plain_linear(params["output"], h)
@@ -349,15 +349,15 @@ def names(model):
 
 ATTENTION = {f"blocks/attention/branch/{n}/kernel" for n in ("query", "key", "value", "output")}
 MLP = {f"blocks/mlp/branch/{n}/kernel" for n in ("in", "out")}
-NORM_READ = {f"blocks/{n}/read_norm/gain" for n in ("attention", "mlp")}
+NORM_READ = {f"blocks/{n}/pre_norm/gain" for n in ("attention", "mlp")}
 
 
 def test_parameters_vanish_with_their_part():
     base = ATTENTION | MLP | NORM_READ | {"embedding", "final_norm/gain"}
     made = functools.partial(make, tied=True)
     assert names(made()) == base
-    assert names(made(attention="none")) == base - ATTENTION - {"blocks/attention/read_norm/gain"}
-    assert names(made(mlp="none")) == base - MLP - {"blocks/mlp/read_norm/gain"}
+    assert names(made(attention="none")) == base - ATTENTION - {"blocks/attention/pre_norm/gain"}
+    assert names(made(mlp="none")) == base - MLP - {"blocks/mlp/pre_norm/gain"}
     assert names(made(attention="none", mlp="none")) == {"embedding", "final_norm/gain"}
     assert names(made(norm="identity")) == ATTENTION | MLP | {"embedding"}
     assert names(made(placement="none")) == ATTENTION | MLP | {"embedding"}
@@ -384,7 +384,7 @@ def test_without_attention_a_position_sees_itself_only(residual):
     f = jax.jit(model.apply)
     logits = f(params, TOKENS)
     chex.assert_trees_all_close(f(params, TOKENS[:, order]), logits[:, order], rtol=1e-6, atol=1e-6)
-    assert sublayers(model.config) == ("mlp",)
+    assert model.config.sublayers == ("mlp",)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -397,7 +397,7 @@ def test_without_attention_and_mlp_a_bigram_table_is_left(tied):
     rms = np.sqrt((e * e).mean(-1, keepdims=True))
     table = (e / rms * params["final_norm"]["gain"]) @ read_out
     np.testing.assert_allclose(logits, table[TOKENS[0]], rtol=1e-5, atol=1e-5)
-    assert sublayers(model.config) == ()
+    assert model.config.sublayers == ()
 
 
 def test_without_positions_one_block_reads_a_set():
@@ -480,19 +480,19 @@ def test_low_precision_parameters_have_their_dtype():
 def test_skipinit_starts_as_the_identity():
     model = make(placement="skipinit", tied=True)
     params = jax.jit(model.init)(jax.random.key(0))
-    chex.assert_trees_all_equal(params["blocks"]["mlp"]["branch_gain"], jnp.zeros(2))
+    chex.assert_trees_all_equal(params["blocks"]["mlp"]["write"], jnp.zeros(2))
     logits = jax.jit(model.apply)(params, TOKENS)
     table = params["embedding"] @ params["embedding"].T
     chex.assert_trees_all_close(logits[0], table[TOKENS[0]], rtol=1e-6, atol=1e-7)
     gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(model.apply(p, TOKENS)))))(params)
-    assert np.all(gradient["blocks"]["attention"]["branch_gain"] != 0)
+    assert np.all(gradient["blocks"]["attention"]["write"] != 0)
 
 
 def test_layerscale_starts_at_its_constant():
     params = jax.jit(make(placement="layerscale", depth=3).init)(jax.random.key(0))
     for name in ("attention", "mlp"):
         chex.assert_trees_all_equal(
-            params["blocks"][name]["branch_gain"], jnp.full((3, 16), 0.1, jnp.float32)
+            params["blocks"][name]["write"], jnp.full((3, 16), 0.1, jnp.float32)
         )
 
 

@@ -73,7 +73,7 @@ def _adamw_in_numpy(params, gradients, beta1, beta2, eps, decay, rate):
 def _tree(rng, scale=1.0):
     shapes = {
         "kernel": (3, 4), "embedding": (5, 3), "positions": (2, 3),
-        "gain": (3,), "bias": (4,), "branch_gain": (),
+        "gain": (3,), "bias": (4,), "write": (),
     }  # fmt: skip
     return {k: (scale * rng.standard_normal(s)).astype(np.float32) for k, s in shapes.items()}
 
@@ -103,16 +103,16 @@ def test_decay_is_of_matrices_only():
     updates, _ = transformation.update(zero, transformation.init(params), params)
     for name in ("kernel", "embedding", "positions"):
         np.testing.assert_allclose(updates[name], 0.1 * params[name], rtol=1e-6)
-    for name in ("gain", "bias", "branch_gain"):
+    for name in ("gain", "bias", "write"):
         np.testing.assert_array_equal(updates[name], np.zeros_like(params[name]))
 
 
 def test_decay_mask_follows_the_name_of_the_leaf_at_any_depth():
-    tree = {"blocks": {"mlp": {"in": {"kernel": 0, "bias": 0}, "read_norm": {"gain": 0}}},
-            "positions": 0, "embedding": 0, "attention": {"branch_gain": 0}}  # fmt: skip
+    tree = {"blocks": {"mlp": {"in": {"kernel": 0, "bias": 0}, "pre_norm": {"gain": 0}}},
+            "positions": 0, "embedding": 0, "attention": {"write": 0}}  # fmt: skip
     assert optimizer.decay_mask(tree) == {
-        "blocks": {"mlp": {"in": {"kernel": True, "bias": False}, "read_norm": {"gain": False}}},
-        "positions": True, "embedding": True, "attention": {"branch_gain": False},
+        "blocks": {"mlp": {"in": {"kernel": True, "bias": False}, "pre_norm": {"gain": False}}},
+        "positions": True, "embedding": True, "attention": {"write": False},
     }  # fmt: skip
 
 

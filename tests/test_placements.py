@@ -99,7 +99,7 @@ def test_no_residual_is_a_equal_to_zero_and_nothing_else(name):
     assert with_path is PLACEMENTS[name]
     assert [without.residual(block, 8) for block in (1, 5, 8)] == [0.0] * 3
     for field in ("read", "output", "stream", "branch", "scale", "learned_branch", "final_norm",
-                  "init", "branch_gain", "source"):  # fmt: skip
+                  "init", "write", "source"):  # fmt: skip
         assert getattr(with_path, field) == getattr(without, field)
     assert without.title != with_path.title
 

@@ -79,7 +79,7 @@ def plain_run(params, placement):
         block = jax.tree.map(lambda x, i=layer: x[i], params["blocks"])
         for name in ("attention", "mlp"):
             p = block[name]
-            read = plain_norm(h, p["read_norm"]["gain"]) if placement == "pre" else h
+            read = plain_norm(h, p["pre_norm"]["gain"]) if placement == "pre" else h
             seen = {"name": name, "before": h, "read": read}
             if name == "attention":
                 f, seen["logits"], seen["p"] = plain_attention(p["branch"], read)
@@ -88,7 +88,7 @@ def plain_run(params, placement):
                 f = seen["hidden"] @ p["branch"]["out"]["kernel"]
             h = h + f
             if placement == "post":
-                h = plain_norm(h, p["stream_norm"]["gain"])
+                h = plain_norm(h, p["post_norm"]["gain"])
             states.append(seen | {"written": f, "after": h})
     last = plain_norm(h, params["final_norm"]["gain"]) if placement == "pre" else h
     logits = last @ params["embedding"].T
@@ -185,7 +185,7 @@ def test_gradients_are_slopes_of_the_written_out_loss():
 
     # Every entry of two gains and of one matrix, by central differences.
     for name, get in {
-        "attention.read_norm.gain": lambda p: p["blocks"]["attention"]["read_norm"]["gain"],
+        "attention.pre_norm.gain": lambda p: p["blocks"]["attention"]["pre_norm"]["gain"],
         "mlp.branch.out.kernel": lambda p: p["blocks"]["mlp"]["branch"]["out"]["kernel"],
         "final_norm.gain": lambda p: p["final_norm"]["gain"],
     }.items():
@@ -252,9 +252,9 @@ def test_gains_are_what_the_norm_multiplies_by():
     np.testing.assert_allclose(values["gain/min" + part], gain.min(-1), rtol=10 * F32)
     np.testing.assert_allclose(values["gain/max" + part], gain.max(-1), rtol=10 * F32)
     values, state = measured(dataclasses.replace(TINY, placement="layerscale"))
-    b = state.params["blocks"]["mlp"]["branch_gain"]
+    b = state.params["blocks"]["mlp"]["write"]
     np.testing.assert_allclose(
-        values["gain/mean[mlp.branch_gain]"], np.mean(b, -1), rtol=100 * F32, atol=F32
+        values["gain/mean[mlp.write]"], np.mean(b, -1), rtol=100 * F32, atol=F32
     )
 
 
@@ -372,7 +372,7 @@ def test_a_broken_layer_does_not_blind_the_ones_before(bad):
             assert not np.isfinite(values[name][1]).all(), name
     assert np.isnan(values["loss/value"]) and np.isnan(values["loss/curvature"])
     np.testing.assert_array_equal(
-        values["gain/mean[mlp.read_norm]"], whole["gain/mean[mlp.read_norm]"]
+        values["gain/mean[mlp.pre_norm]"], whole["gain/mean[mlp.pre_norm]"]
     )
 
 

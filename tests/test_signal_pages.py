@@ -22,7 +22,7 @@ def values(rng, step, factor=1.0):
     size = {"layer": L, "sublayer": 2, "head": H}
     out = {}
     for name, row in definitions.SIGNALS.items():
-        parts = {"": [""], "parameter": ["[mlp.branch.in.kernel]"], "norm": ["[mlp.read_norm]"]}
+        parts = {"": [""], "parameter": ["[mlp.branch.in.kernel]"], "norm": ["[mlp.pre_norm]"]}
         for part in parts[row.each]:
             shape = tuple(size[axis] for axis in row.axes)
             out[name + part] = np.asarray(0.05 * np.exp(0.1 * rng.standard_normal(shape)))

@@ -11,10 +11,10 @@ import pytest
 from scipy.integrate import quad
 
 from normjax.decoder import SUBLAYERS, Decoder, DecoderConfig, SubLayer
-from normjax.decoder_config import MLPS
+from normjax.nonlinearities import NONLINEARITIES
 from normjax.errors import UserError
 from normjax.norms import NORMS
-from normjax.theory.layer_scale import ACTIVATIONS, attention_branch, gauss_hermite, mlp_branch
+from normjax.theory.layer_scale import attention_branch, gauss_hermite, mlp_branch
 from normjax.theory.matrix_products import ProductLaw
 from normjax.theory.sublayer_theory import predict
 
@@ -89,7 +89,7 @@ def branch_mean_square(config, params, h):
     """Of the MLP's output before any norm behind it, measured."""
     own = jax.tree.map(lambda x: x[0], params["blocks"]["mlp"])
     reads = config.resolved_placement.read
-    x = NORMS[config.norm](h, own["read_norm"], config.norm_eps) if reads else h
+    x = NORMS[config.norm](h, own["pre_norm"], config.norm_eps) if reads else h
     return mean_square(SUBLAYERS["mlp"](config).apply({"params": own["branch"]}, x[None])[0, 0])
 
 
@@ -161,27 +161,27 @@ def test_a_stack_of_mlps_from_the_embedding_and_from_the_measured_stream():
     assert np.max(np.abs(informed.cdf(some) - fractions)) < 0.025
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", NONLINEARITIES)
 def test_activations_are_those_of_the_decoder(name):
     x = np.linspace(-5, 5, 41)
     with jax.enable_x64(True):
-        theirs = np.asarray(MLPS[name][0](jnp.asarray(x, jnp.float64)))
-        slopes = np.asarray(jax.vmap(jax.grad(MLPS[name][0]))(jnp.asarray(x, jnp.float64)))
-    np.testing.assert_allclose(ACTIVATIONS[name][0](x), theirs, atol=1e-14)
+        theirs = np.asarray(NONLINEARITIES[name].function(jnp.asarray(x, jnp.float64)))
+        slopes = np.asarray(jax.vmap(jax.grad(NONLINEARITIES[name].function))(jnp.asarray(x, jnp.float64)))
+    np.testing.assert_allclose(NONLINEARITIES[name].value(x), theirs, atol=1e-14)
     away = x != 0
-    np.testing.assert_allclose(ACTIVATIONS[name][1](x)[away], slopes[away], atol=1e-14)
+    np.testing.assert_allclose(NONLINEARITIES[name].slope(x)[away], slopes[away], atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", NONLINEARITIES)
 def test_gauss_hermite_against_adaptive_quadrature(name):
     z, w = gauss_hermite()
 
     def integrand(x):
         normal = math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-        return float(ACTIVATIONS[name][1](np.asarray(0.9 * x)) ** 2) * normal
+        return float(NONLINEARITIES[name].slope(np.asarray(0.9 * x)) ** 2) * normal
 
     exact = quad(integrand, -12, 12, points=[0.0], epsabs=1e-12)[0]
-    assert w @ ACTIVATIONS[name][1](0.9 * z) ** 2 == pytest.approx(exact, abs=1e-8)
+    assert w @ NONLINEARITIES[name].slope(0.9 * z) ** 2 == pytest.approx(exact, abs=1e-8)
 
 
 def test_gain_slope_and_shift_enter():

@@ -58,7 +58,7 @@ def test_blocks_and_stack_agree_with_autodiff(placement):
         u = h[b][[0, 5]] / np.linalg.norm(h[b][[0, 5]], axis=-1, keepdims=True)
         after = np.asarray(parts.stack(1, 2)(h[b]))[[0, 5]]
         if placement == "post":
-            after = after / np.asarray(parts.layer(2)[0]["mlp"]["stream_norm"]["gain"]) ** 2
+            after = after / np.asarray(parts.layer(2)[0]["mlp"]["post_norm"]["gain"]) ** 2
         v = after / np.linalg.norm(after, axis=-1, keepdims=True)
         eye = np.eye(8)
         inner = (eye - v[..., None] * v[:, None]) @ stack @ (eye - u[..., None] * u[:, None])

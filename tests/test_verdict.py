@@ -19,7 +19,7 @@ from normjax.runs.grid import Cell, ExperimentConfig
 
 L, S, H = 4, 2, 3
 STEPS = (0, 1, 3, 10, 30, 100, 300, 999)
-NORM, KERNEL = "mlp.read_norm", "attention.branch.query.kernel"
+NORM, KERNEL = "mlp.pre_norm", "attention.branch.query.kernel"
 
 
 def healthy(seed=0):
@@ -192,7 +192,7 @@ def test_a_signal_without_any_number_is_reported():
 
 
 def test_an_infinite_update_ratio_says_that_a_parameter_is_zero():
-    name = "update/parameter_ratio[mlp.read_norm.gain]"
+    name = "update/parameter_ratio[mlp.pre_norm.gain]"
     samples = healthy()
     for step, values in samples:
         values[name] = np.full(L, np.inf if step == 0 else 0.01)

@@ -17,6 +17,7 @@ import numpy as np
 from experiments.claims.claim import EPS, Check, Claim, Tolerance
 from experiments.claims.setting import Point, decoder_parts, stream
 from normjax.jacobians.blocks import Parts
+from normjax.jacobians.closed_forms import placement_jacobian
 from normjax.norm_derivatives import Floats, unit
 
 Function = Callable[[Any], Any]
@@ -73,21 +74,14 @@ def in_float32(parts: Parts, names: tuple[str, ...]) -> Function:
     return jax.jit(function)
 
 
-def _pieces(parts: Parts, name: str) -> dict[str, Function]:
-    """Return the branch and the norms of a sub-layer of block 1 as functions (T, D) -> (T, D)."""
-    found = parts.model.sublayer_parts(parts.layer(1), name)
-    return {k: jax.jit(lambda x, f=f: f(x[None])[0]) for k, f in found.items() if callable(f)}
-
-
 def _composed(parts: Parts, name: str, h: Any) -> Floats:
     """Return the Jacobian of a sub-layer put together from J_F and J_N, each by jacfwd alone."""
-    pieces, one = _pieces(parts, name), np.eye(np.size(h))
-    branch, read, stream = pieces["branch"], pieces["read"], pieces["stream"]
-    if parts.config.placement == "pre":
-        return one + matrix(branch, read(h)) @ matrix(read, h)
-    if parts.config.placement == "post":
-        return matrix(stream, h + branch(h)) @ (one + matrix(branch, h))
-    return one + matrix(branch, h)
+    found = parts.model.pieces(parts.params, 1, name)
+    pieces = {k: jax.jit(lambda x, f=f: f(x[None])[0]) for k, f in found.items()}
+    with jax.enable_x64(True):
+        seen = parts.model.points(parts.layer(1), jnp.asarray(h)[None], name)
+    at = {"pre_norm": h, "branch": seen["read"][0], "post_norm": seen["sum"][0]}
+    return placement_jacobian(**{k: matrix(f, at[k]) for k, f in pieces.items()})
 
 
 def _placement_claim(point: Point, id: str, placement: str, statement: str) -> Claim:

@@ -64,7 +64,7 @@ def gradient_gains(seed: int = 0) -> Figure:
     Returns:
         The figure.
     """
-    looks = palette.looks(SHOWN, "pre")
+    looks = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
     sheet = Sheet(3.9)
     places = sheet.grid(1, 3)
     panels = [sheet.panel(places[0, i], title) for i, title in enumerate(PANELS)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
+from normjax.equation import SLOTS
 from normjax.placements import PLACEMENTS, Placement
 from normjax.reporting import drawing, explanations, palette
 from normjax.reporting.drawing import Figure
@@ -13,11 +14,6 @@ from normjax.reporting.palette import BLUE, INK, MUTED, ORANGE, PANEL, PAPER
 SHOWN = ("pre", "post", "none")
 BRANCHES = ("attention", "MLP")
 _STREAM, _BRANCH, _HALF, _TALL = 0.55, 1.45, 0.48, 0.3
-_JACOBIAN = {
-    (True, False): "J = I + DF · DNorm",
-    (False, True): "J = DNorm · (I + DF)",
-    (False, False): "J = I + DF",
-}
 
 
 def placement_paths(seed: int = 0) -> Figure:
@@ -32,12 +28,13 @@ def placement_paths(seed: int = 0) -> Figure:
     del seed
     canvas = drawing.canvas(5.5)
     panels = canvas.subplots(1, len(SHOWN))
-    looks = palette.looks(SHOWN, "pre")
+    looks = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
     for axes, name in zip(panels, SHOWN, strict=True):
-        _draw(axes, name, PLACEMENTS[name])
+        _draw(axes, PLACEMENTS[name])
         axes.set_title(PLACEMENTS[name].title, color=looks[name].colour, loc="center", fontsize=11)
-    fields = ("read", "output", "stream", "final_norm")
-    rows = [(n, *(getattr(PLACEMENTS[n], f) for f in fields)) for n in SHOWN]
+    rows = [
+        (n, *(_has(PLACEMENTS[n], slot) for slot in SLOTS), PLACEMENTS[n].final_norm) for n in SHOWN
+    ]
     caption = (
         "One block of each, read downwards: the thick blue line is the residual stream, the "
         "branches leave it to the right, compute, and are added (+). Follow the blue line from "
@@ -54,10 +51,14 @@ def placement_paths(seed: int = 0) -> Figure:
         "its way."
     )
     words = ("placement_paths", "Two paths: norm in the branch, norm on the stream", caption)
-    return Figure(*words, canvas, ("placement", *fields), rows)
+    return Figure(*words, canvas, ("placement", *SLOTS, "final_norm"), rows)
 
 
-def _draw(axes: Axes, name: str, place: Placement) -> None:
+def _has(place: Placement, slot: str) -> bool:
+    return getattr(place.attention, slot) is not None
+
+
+def _draw(axes: Axes, place: Placement) -> None:
     y = 0.0
     axes.text(_STREAM, 0.07, "h", ha="center", va="bottom", size=10, style="italic")
     for branch in BRANCHES:
@@ -69,10 +70,9 @@ def _draw(axes: Axes, name: str, place: Placement) -> None:
         _box(axes, _STREAM, y - _TALL, "final norm", ORANGE)
         y -= _TALL
     _stream(axes, y, y - 0.35, head=True)
-    axes.text(1.0, -5.8, explanations.equation(name) or "", ha="center", size=9.5)
-    axes.text(
-        1.0, -6.15, _JACOBIAN[place.read, place.stream], ha="center", size=8.5, color=MUTED
-    )  # fmt: skip
+    rows = {"placement": place.record(1)}
+    axes.text(1.0, -5.8, explanations.equation(rows) or "", ha="center", size=9.5)
+    axes.text(1.0, -6.15, explanations.jacobian(rows) or "", ha="center", size=8.5, color=MUTED)
     axes.set_xlim(-0.02, 2.02)
     axes.set_ylim(-6.25, 0.3)
     axes.set_aspect("equal")
@@ -84,9 +84,9 @@ def _sublayer(axes: Axes, place: Placement, branch: str, y: float) -> float:
     leave = y - 0.25
     at = leave - 0.2
     axes.plot([_STREAM, _BRANCH, _BRANCH], [leave, leave, at], color=INK, lw=1.2, zorder=2)
-    boxes = [("norm", ORANGE)] if place.read else []
+    boxes = [("norm", ORANGE)] if _has(place, "pre_norm") else []
     boxes += [(branch, "")]
-    boxes += [("norm", ORANGE)] if place.output else []
+    boxes += [("norm", ORANGE)] if _has(place, "branch_norm") else []
     # Every placement gets the height of a branch with one norm, so that the columns line up.
     at -= 0.0 if len(boxes) > 1 else 0.27
     if len(boxes) == 1:
@@ -106,7 +106,7 @@ def _sublayer(axes: Axes, place: Placement, branch: str, y: float) -> float:
     axes.text(_STREAM, plus, "+", ha="center", va="center_baseline", size=12, zorder=4)
     end = plus - 0.32
     _stream(axes, plus, end)
-    if place.stream:
+    if _has(place, "post_norm"):
         _box(axes, _STREAM, end - _TALL, "norm", ORANGE)
         end -= _TALL
     return end

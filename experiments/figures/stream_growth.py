@@ -127,7 +127,7 @@ def stream_growth(seed: int = 0) -> Figure:
 
 
 def _pinned(panel: Panel) -> None:
-    looks = palette.looks(SHOWN, "pre")
+    looks = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
     depth = np.arange(DEPTH + 1)
     # name: law in words and in numbers, where its label stands and on which side
     laws = {
@@ -149,7 +149,7 @@ def _pinned(panel: Panel) -> None:
 
 def _random(panel: Panel, seed: int) -> float:
     """Draw the random decoders; return the exponent p of pre-norm's growth l^p, second half."""
-    looks = palette.looks(SHOWN, "pre")
+    looks = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
     depth = np.arange(RANDOM_DEPTH + 1)
     seeds = range(seed, seed + SEEDS)
     rate = 0.0
@@ -160,7 +160,7 @@ def _random(panel: Panel, seed: int) -> float:
             panel.curve(f"{name}, seed {number}", points, looks[name].colour, lw=1.2)
         end = (depth[-1], sizes[:, -1].max())
         panel.label(end, PLACEMENTS[name].title, offset, color=looks[name].colour, ha="right")
-        if name == "pre":
+        if name == SHOWN[0]:
             half = RANDOM_DEPTH // 2
             rate = slope(depth[half:], np.sqrt(np.mean(sizes[:, half:] ** 2, axis=0)))
     panel.logarithmic("y")

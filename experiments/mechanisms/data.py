@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.mechanisms.verdicts import Evidence, Floor, Outcome, Rule, Verdict, evidence, judge
 from normjax.errors import UserError
-from normjax.reporting import loading, palette, tables
+from normjax.reporting import explanations, loading, palette, tables
 from normjax.reporting.palette import Look
 from normjax.reporting.results import Results, Run, finite
 from normjax.runs import runlog
@@ -129,7 +129,9 @@ class Mechanisms:
     @cached_property
     def looks(self) -> dict[str, Look]:
         """Colour and marker of every variant."""
-        return palette.looks(self.variants, "full")
+        first = self.tasks[0].results if self.tasks else None
+        own = explanations.colours(first) if first else {}
+        return palette.looks(self.variants, self.variants[0], own)
 
 
 def load(folder: Path) -> Mechanisms:

@@ -94,9 +94,9 @@ class Survey:
 
     @property
     def looks(self) -> dict[str, Look]:
-        """Colour and marker by series; pre-norm, or the first one, is dark."""
-        names = self.series
-        return palette.looks(names, next((n for n in ("pre", "full") if n in names), names[0]))
+        """Colour and marker by series."""
+        own = {p.series: c for p in self.points if (c := p.entry.get("colour"))}
+        return palette.looks(self.series, self.series[0], own)
 
     def main(self, series: str, step: int | None = None) -> list[Point]:
         """Return the points of a series that were looked at in full, at a step or at all."""

@@ -180,7 +180,13 @@ def _train(config: Config, names: tuple[str, ...], preset: str, options: Options
         "All of them learn; the loss is not what this experiment is about.", names[0],
     )  # fmt: skip
     cells = [
-        Cell(name, PLACEMENTS[name].title, PLACEMENTS[name].source, {"model.placement": name})
+        Cell(
+            name,
+            PLACEMENTS[name].title,
+            PLACEMENTS[name].source,
+            {"model.placement": name},
+            colour=PLACEMENTS[name].colour,
+        )
         for name in names
     ]
     whole = ExperimentConfig(

@@ -75,7 +75,8 @@ def survey(
             parts = condition.parts()
             entry |= {
                 "depth": parts.config.depth, "width": parts.config.width,
-                "norm": parts.config.norm, "placement": parts.config.placement,
+                "norm": parts.config.norm_row.title, "placement": parts.config.placement_row.title,
+                "colour": parts.config.placement_row.colour,
                 "residual": parts.config.residual, "norm_eps": parts.config.norm_eps,
             }  # fmt: skip
             found = measure(

@@ -32,12 +32,15 @@ from normjax.data.corpora import DataConfig
 from normjax.decoder import DecoderConfig
 from normjax.errors import UserError, check_choice
 from normjax.placements import PLACEMENTS
+from normjax.reporting import palette
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Axis, Cell, ExperimentConfig, GridConfig, Question
 from normjax.training.train import TrainConfig
 
-NO_RESIDUAL = "no-residual"
+NO_RESIDUAL, KEPT = "no-residual", "pre"
+"""What the map calls a decoder without residual path, and its placement.
+"""
 SCANNED_FROM = 8
 
 
@@ -102,12 +105,13 @@ def cells(config: Config) -> list[Cell]:
     found = []
     for name in dict.fromkeys(s.placements):
         removed = name == NO_RESIDUAL
-        title = "pre-norm, no residual" if removed else PLACEMENTS[name].title
+        row = PLACEMENTS[KEPT if removed else name]
+        title = f"{row.title}, no residual" if removed else row.title
         for warmup in sorted(set(s.warmups)):
             words = f"warm-up {warmup}" if warmup else "no warm-up"
             for depth in sorted(set(s.depths)):
                 changes = {
-                    "model.placement": "pre" if removed else name, "model.residual": not removed,
+                    "model.placement": KEPT if removed else name, "model.residual": not removed,
                     "model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM,
                     "train.warmup_steps": warmup,
                 }  # fmt: skip
@@ -119,6 +123,7 @@ def cells(config: Config) -> list[Cell]:
                         changes,
                         f"{name}, {words}",
                         depth,
+                        palette.VERMILLION if removed else PLACEMENTS[name].colour,
                     )  # fmt: skip
                 )
     return found

@@ -22,7 +22,7 @@ from experiments.stability.data import (
     Predictor,
     Stability,
 )
-from normjax.reporting import html, palette, report, tables
+from normjax.reporting import explanations, html, palette, report, tables
 from normjax.reporting.drawing import Figure
 from normjax.reporting.page import flat
 from normjax.reporting.palette import Look
@@ -54,7 +54,10 @@ def write(workdir: Path) -> tuple[Path, str]:
 def looks(stability: Stability) -> dict[str, Look]:
     """Return colour and marker by placement."""
     names = stability.series
-    return palette.looks(names, "pre" if "pre" in names else names[0])
+    own = {}
+    for series, colour in explanations.colours(stability.results).items():
+        own |= {name: colour for name in names if series.startswith(f"{name}, ")}
+    return palette.looks(names, names[0], own)
 
 
 def figures(stability: Stability, found: Sequence[Predictor]) -> list[Figure]:

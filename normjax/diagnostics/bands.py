@@ -53,7 +53,7 @@ class Band:
     def covers(self, name: str) -> bool:
         """Whether the band bounds the signal of a name with brackets.
 
-        >>> Band("gain/max", part="*.read_norm").covers("gain/max[mlp.read_norm]")
+        >>> Band("gain/max", part="*.pre_norm").covers("gain/max[mlp.pre_norm]")
         True
         """
         signal, part = definitions.split(name)

@@ -167,8 +167,8 @@ SIGNALS: dict[str, Signal] = {
 def split(name: str) -> tuple[str, str]:
     """Return the signal of a name and what its brackets hold, "" without them.
 
-    >>> split("gain/mean[attention.read_norm]")
-    ('gain/mean', 'attention.read_norm')
+    >>> split("gain/mean[attention.pre_norm]")
+    ('gain/mean', 'attention.pre_norm')
     >>> split("loss/value")
     ('loss/value', '')
     """
@@ -182,7 +182,7 @@ def signal(name: str) -> Signal:
     Raises:
       UserError: no such signal.
 
-    >>> signal("gain/mean[attention.read_norm]").title
+    >>> signal("gain/mean[attention.pre_norm]").title
     'gain, mean'
     """
     head = split(name)[0]

@@ -170,8 +170,8 @@ def _sentence(verdict: Verdict, found: Evidence) -> str:
 def title(name: str) -> str:
     """Return what a signal or metric is called.
 
-    >>> title("gain/max[mlp.read_norm]")
-    'gain, largest (mlp.read_norm)'
+    >>> title("gain/max[mlp.pre_norm]")
+    'gain, largest (mlp.pre_norm)'
     """
     signal, part = definitions.split(name)
     if signal in METRICS and not part:

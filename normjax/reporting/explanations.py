@@ -274,16 +274,5 @@ def effect(results: Results, changes: Mapping[str, Any], rows: Rows) -> str:
 
 
 def colours(results: Results) -> dict[str, str]:
-    """Return the colour of each series that has one of its own: its cell's, or its placement's.
-
-    A placement keeps its colour on every page; what changes something else as well has none.
-    """
-    found = {}
-    for cell in results.cells:
-        changed = set(effective(results, cell)) - {"model.scan_layers"}
-        own = cell.colour
-        if not own and changed <= {"model.placement"}:
-            own = lookup(cell.rows, "placement.shown.colour", "")
-        if own:
-            found.setdefault(cell.series, own)
-    return found
+    """Return the colour of each series that has one of its own, the same on every page."""
+    return {cell.series: cell.colour for cell in results.cells if cell.colour}

@@ -279,7 +279,7 @@ def residual_or_norm(results: Results, best: Iterable[Variant]) -> list[Finding]
     for variant in best:
         changes = explanations.effective(results, variant.cell)
         for what in _REMOVED:
-            if explanations.removes(changes, what):
+            if explanations.removes(changes, variant.cell.rows, what):
                 by_x.setdefault(variant.cell.x, {}).setdefault(what, variant)
     duels = {x: cells for x, cells in by_x.items() if len(cells) == 2}
     if not duels:

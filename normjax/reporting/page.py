@@ -183,11 +183,7 @@ def _interval_plot(
 
 def _decoder(results: Results, looks: Looks, diagram: Any) -> Section:
     """Return what is changed: the diagram, the parts, and the equation of every series."""
-    config = results.plan.get("config") or {}
-    form = explanations.equation(
-        str(explanations.lookup(config, "model.placement", "")),
-        bool(explanations.lookup(config, "model.residual", True)),
-    )
+    form = explanations.equation(results.plan.get("rows") or {})
     changes = explanations.series_changes(results)
     marks = iter(range(1, len(results.cells) + 1))
     numbers = {s: "" if s == results.baseline else next(marks) for s in changes}
@@ -202,6 +198,9 @@ def _decoder(results: Results, looks: Looks, diagram: Any) -> Section:
         code = Markup(" ") + tag("code", changed) if changed else ""
         return Markup("{}{}").format(cells[s][0].description, code)
 
+    def equation(s: str) -> str:
+        return explanations.effect(results, changes[s], cells[s][0].rows)
+
     def parameters(s: str) -> Markup:
         counts = sorted({c.parameters for c in cells[s] if c.parameters is not None})
         return Markup("<br>").join(f"{count:,}" for count in counts)
@@ -210,7 +209,7 @@ def _decoder(results: Results, looks: Looks, diagram: Any) -> Section:
         view("Mark", lambda s: str(numbers[s])),
         view("Variant", name, "name"),
         view("What is changed", words, "words"),
-        view("In the equation", lambda s: explanations.effect(results, changes[s]), "words"),
+        view("In the equation", equation, "words"),
         view("Parameters", parameters, "n"),
     ])  # fmt: skip
     baseline = prose('The baseline is <span class="equation">{}</span>.', form) if form else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normjax.reporting import (
+    explanations,
     findings,
     loading,
     palette,
@@ -111,7 +112,7 @@ def write(workdir: Path) -> Path:
     tables.write_text(folder / "summary.csv", SUMMARY.csv(results.variants))
     signals = signal_data.load(results)
     signal_data.write(results, signals)
-    looks = palette.looks(results.series, results.baseline)
+    looks = palette.looks(results.series, results.baseline, explanations.colours(results))
     judged = prediction.judge(results)
     fingerprint = results.plan.get("corpus", {}).get("fingerprint", "unknown")
     drawn = _saved(

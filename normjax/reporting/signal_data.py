@@ -109,8 +109,8 @@ def load(results: Results) -> Signals:
 def slug(name: str) -> str:
     """Return a signal's name as part of a file name.
 
-    >>> slug("gain/max[mlp.read_norm]")
-    'gain_max_mlp_read_norm'
+    >>> slug("gain/max[mlp.pre_norm]")
+    'gain_max_mlp_pre_norm'
     """
     return "".join(c if c.isalnum() else "_" for c in name).strip("_")
 
