@@ -126,6 +126,24 @@ def from_dict(config: C, values: Mapping[str, Any]) -> C:
     return dataclasses.replace(config, **updates)  # type: ignore[type-var]
 
 
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return what differs between two JSON values, a line "field: old -> new" each.
+
+    >>> differences({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}})
+    ['b.c: 2 -> 3']
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = dict.fromkeys((*old, *new))
+        pairs = ((k, old.get(k, "absent"), new.get(k, "absent")) for k in keys)
+        return [line for k, a, b in pairs for line in differences(a, b, f"{path}.{k}".lstrip("."))]
+    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def digest(value: Any, length: int = 8) -> str:
     """Return the first ``length`` hex digits of the SHA-256 of a JSON value's canonical text.
 

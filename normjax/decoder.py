@@ -55,6 +55,8 @@ class _Values:
         self.layers: dict[str, NormLayer] = {}
 
     def norm(self, slot: str, norm: Any, x: Array) -> Array:
+        if slot == "pre_norm":
+            x = tapped(self.module, "mixed", x)
         if slot == "post_norm":
             x = tapped(self.module, "sum", x, shifted=norm is not None)
         if slot == "branch_norm":
@@ -412,8 +414,8 @@ class Decoder:
     def points(self, layer: Layer, h: Array, sublayer: str) -> dict[str, Array]:
         """Return where the parts of a sub-layer's equation are, for a state h (B, T, n D).
 
-        "before", H; "read", what F reads; "output", what F returns; "branched", Q of it;
-        "written", B of that; "sum", what P reads; "after", H'. All (B, T, D) or (B, T, n D).
+        "before", H; "mixed", R(H); "read", what F reads; "output", what F returns; "branched", Q of
+        it; "written", B of that; "sum", what P reads; "after", H'. All (B, T, D) or (B, T, n D).
         """
         params, factors = layer
         _, seen = SubLayer(self.config, sublayer).apply(

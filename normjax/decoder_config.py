@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from normjax import configs
 from normjax.configs import field
 from normjax.errors import UserError, check_choice
 from normjax.initializers import INITIALIZERS, Initialization
@@ -116,6 +117,10 @@ class DecoderConfig:
             values["mlp"] = self.mlp_row
         return dataclasses.replace(self, **values)
 
+    def identity(self) -> dict[str, Any]:
+        """Return what defines the decoder as JSON: its fields, and the numbers behind the names."""
+        return configs.to_dict(self) | {"rows": decided(self.record())}
+
     def record(self) -> dict[str, Any]:
         """Return the rows that it names as JSON: the numbers behind the names."""
         kinds = {"norm": self.norm_row.record()}
@@ -139,6 +144,17 @@ class DecoderConfig:
         """The row of the initialization table."""
         chosen = self.init if self.init != "auto" else self.placement_row.init or "gpt2"
         return _row(INITIALIZERS, chosen)
+
+
+def decided(record: Any) -> Any:
+    """Return a record of rows without what only readers see.
+
+    >>> decided({"keep": 1.0, "shown": {"title": "pre-norm"}})
+    {'keep': 1.0}
+    """
+    if isinstance(record, dict):
+        return {k: decided(v) for k, v in record.items() if k != "shown"}
+    return [decided(v) for v in record] if isinstance(record, list) else record
 
 
 def _row(table: Any, value: Any) -> Any:

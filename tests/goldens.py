@@ -29,14 +29,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from normjax import processor, train
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.closed_forms import norm_jacobian, placement_jacobian
 from normjax.norms import NORMS
 from normjax.placements import PLACEMENTS
+from normjax.runs import processor
 from normjax.theory.sublayer_theory import predict
-from normjax.train import Hyper, TrainConfig
+from normjax.training import train
+from normjax.training.train import Hyper, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "python -m tests.goldens --write"
@@ -93,18 +94,32 @@ def decoder(depth: int = 2, width: int = 16, **changes: Any) -> Decoder:
     return Decoder(config, VOCABULARY, WINDOW)
 
 
+OLD = {"pre_norm": "read_norm", "branch_norm": "output_norm", "post_norm": "stream_norm",
+       "'write'": "'branch_gain'"}  # fmt: skip
+RENAMED = re.compile("|".join(OLD))
+
+
+def old_name(path: Any) -> str:
+    """Return a leaf's path with the names that the parameters had when the file was written."""
+    return RENAMED.sub(lambda m: OLD[m[0]], jax.tree_util.keystr(path))
+
+
 def moved(params: Any, seed: int = 1) -> Any:
     """Return parameters as after some training: no gain is 1 and no bias 0."""
     rng = np.random.default_rng(seed)
-    draw = lambda x: (x + 0.1 * rng.standard_normal(x.shape).astype("float32")).astype(x.dtype)  # noqa: E731
-    return jax.tree.map(draw, params)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(params)
+    drawn = {}
+    for path, x in sorted(leaves, key=lambda leaf: old_name(leaf[0]).replace("[", "")):
+        noise = 0.1 * rng.standard_normal(x.shape).astype("float32")
+        drawn[path] = (x + noise).astype(x.dtype)
+    return jax.tree.unflatten(tree, [drawn[path] for path, _ in leaves])
 
 
 def digest(tree: Any) -> str:
     """Return a digest of names, dtypes, shapes and bytes."""
     total = hashlib.sha256()
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    for name, leaf in sorted((jax.tree_util.keystr(path), np.asarray(x)) for path, x in leaves):
+    for name, leaf in sorted((old_name(path), np.asarray(x)) for path, x in leaves):
         total.update(f"{name} {leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
     return DIGEST + total.hexdigest()
 
@@ -163,14 +178,14 @@ def norm_jacobians() -> dict[str, Any]:
     points, gain, bias = rng.standard_normal((3, 8)), rng.uniform(0.5, 2, 8), np.arange(8) / 8
     found = {}
     for name, norm in NORMS.items():
-        parameters = {"gain": gain} if norm.gain != "none" else {}
-        parameters |= {"bias": bias} if norm.bias else {}
+        given = {"gain": gain, "bias": bias}
+        parameters = {p.name: given[p.name] for p in norm.parameters}
         for eps in (1e-6, 1e-2):
             found[f"{name}/{eps:g}"] = seen(norm_jacobian(name, points, parameters, eps))
     j, p, q = (rng.standard_normal((2, 5, 5)) for _ in range(3))
     b = rng.standard_normal(5)
     found["placement_jacobian"] = seen(
-        placement_jacobian(j, read=p, output=q, stream=p @ q, a=0.7, b=b, c=0.3)
+        placement_jacobian(j, pre_norm=p, branch_norm=q, post_norm=p @ q, a=0.7, b=b, c=0.3)
     )
     return found
 
@@ -185,9 +200,10 @@ def parameters(**changes: Any) -> Any:
 def block_jacobians(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return closed-form Jacobians of a block and of the whole stack."""
     found = {}
-    h = np.random.default_rng(2).standard_normal((4, 16))
+    rng = np.random.default_rng
     for name, changes in rows.items():
         parts = Parts(decoder(**changes), moved(parameters(**changes)))
+        h = rng(2).standard_normal((4, parts.config.state_width))
         with jax.disable_jit():
             found[name] = {
                 "token": seen(parts.block(2).token_jacobians(h)),

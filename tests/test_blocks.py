@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from normjax.decoder import Decoder, DecoderConfig
-from normjax.nonlinearities import NONLINEARITIES
 from normjax.errors import UserError
 from normjax.jacobians import views
 from normjax.jacobians.blocks import Parts
@@ -22,6 +21,7 @@ from normjax.jacobians.branch_jacobians import (
 )
 from normjax.jacobians.verification import SCALES, verify
 from normjax.layers import MLP, Attention
+from normjax.nonlinearities import NONLINEARITIES
 from normjax.placements import PLACEMENTS
 
 WIDTH, LENGTH, DEPTH, VOCABULARY = 8, 4, 3, 11

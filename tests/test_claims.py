@@ -31,7 +31,7 @@ from experiments.claims import (
 )
 from experiments.claims.claim import EPS, Check, Claim, Tolerance, digits, exact, rounding
 from experiments.claims.setting import ClaimsConfig, Point
-from normjax import norms, placements
+from normjax import decoder, equation, norms, placements
 from normjax.errors import UserError
 
 SMALL = Point(seed=3, width=8, heads=2, tokens=3)
@@ -179,39 +179,58 @@ def test_a_norm_that_subtracts_the_mean_is_not_rms_norm(monkeypatch):
     assert failing(norm_claims.radial_direction) == ["A20c", "A20d"]
 
 
-def _without_residual(h, branch, *, read, output, stream, **_):
-    return stream(output(branch(read(h))))
+class _Altered:
+    """An algebra that does one thing wrong and hands on all else."""
+
+    def __init__(self, algebra):
+        self.right = algebra
+
+    def __getattr__(self, name):
+        return getattr(self.right, name)
 
 
-def _slightly_scaled(h, branch, *, read, output, stream, **_):
-    return stream(h + (1 + 1e-10) * output(branch(read(h))))
+class _WithoutResidual(_Altered):
+    def plus(self, kept, written):
+        return written
+
+
+class _SlightlyScaled(_Altered):
+    def plus(self, kept, written):
+        return self.right.plus(kept, (1 + 1e-10) * written)
+
+
+def _with_algebra(monkeypatch, altered):
+    """The decoder folds with another algebra; nothing compiled before is used."""
+    monkeypatch.setattr(decoder, "fold", lambda row, x, own: equation.fold(row, x, altered(own)))
+    jax.clear_caches()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("combine", [_without_residual, _slightly_scaled])
-def test_another_block_fails_the_claims_on_its_jacobian(monkeypatch, combine):
+@pytest.mark.parametrize("altered", [_WithoutResidual, _SlightlyScaled])
+def test_another_block_fails_the_claims_on_its_jacobian(monkeypatch, altered):
     """A factor of 1 + 1e-10 on the branch is found too: the tolerances are those of rounding."""
-    monkeypatch.setattr(placements, "combine", combine)
+    _with_algebra(monkeypatch, altered)
     assert {"A7a", "A7b"} <= set(failing(block_claims.pre_norm))
     assert {"A8a", "A8b"} <= set(failing(block_claims.post_norm))
     assert {"A9a", "A9b"} <= set(failing(block_claims.no_norm))
     assert {"A10a", "A10c"} <= set(failing(depth_claims.proportional))
     assert {"A11a", "A11b"} <= set(failing(depth_claims.constant))
     found = failing(block_claims.radial_step)
-    if combine is _without_residual:  # J u is zero then; a factor on the branch does nothing to it
+    if altered is _WithoutResidual:  # J u is zero then; a factor on the branch does nothing to it
         assert {"A22a", "A22b"} <= set(found)
     else:
         assert found == ["A22c"], found  # the closed form has the factor 1
 
 
 def test_a_block_with_a_branch_hardly_too_large_fails(monkeypatch):
-    monkeypatch.setattr(placements, "combine", _slightly_scaled)
+    _with_algebra(monkeypatch, _SlightlyScaled)
     assert failing(block_claims.no_norm) == ["A9a", "A9b"]
 
 
 @pytest.mark.slow
 def test_norms_in_the_wrong_place_fail(monkeypatch):
-    row = dataclasses.replace(placements.PLACEMENTS["pre"], read=False, output=True)
+    own = equation.Sublayer(branch_norm=equation.MODEL)
+    row = dataclasses.replace(placements.PLACEMENTS["pre"], attention=own)
     monkeypatch.setitem(placements.PLACEMENTS, "pre", row)
     assert {"A7a", "A7b"} <= set(failing(block_claims.pre_norm))
 

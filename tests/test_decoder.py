@@ -83,6 +83,10 @@ def plain_attention(c, p, x):
     length, width = len(x), c.width // c.heads
     groups = c.heads // (c.kv_heads or c.heads)
     q, k, v = (plain_linear(p[name], x) for name in ("query", "key", "value"))
+    inner = functools.partial(plain_norm, c.norm_row.name, c.norm_eps)
+    if "value" in c.inner_norms:
+        heads = v.reshape(length, -1, width)
+        v = inner(p["value_norm"], heads).reshape(v.shape)
     out = np.zeros((length, c.width))
     for head in range(c.heads):
         mine = slice(head * width, (head + 1) * width)
@@ -91,9 +95,8 @@ def plain_attention(c, p, x):
             weights = []
             for s in range(t + 1):
                 a, b = q[t, mine], k[s, shared]
-                if c.qk_norm:
-                    a = plain_norm(c.norm, c.norm_eps, p.get("query_norm", {}), a)
-                    b = plain_norm(c.norm, c.norm_eps, p.get("key_norm", {}), b)
+                a = inner(p.get("query_norm", {}), a) if "query" in c.inner_norms else a
+                b = inner(p.get("key_norm", {}), b) if "key" in c.inner_norms else b
                 if c.positions == "rotary":
                     a, b = plain_turn(a, t), plain_turn(b, s)
                 weights.append(math.exp(plain_cap(a @ b / math.sqrt(width), c.attention_softcap)))
@@ -104,11 +107,12 @@ def plain_attention(c, p, x):
 
 def plain_mlp(c, p, x):
     hidden = plain_linear(p["in"], x)
-    if c.mlp == "relu":
+    kind = c.mlp_row.title
+    if kind == "relu":
         hidden = np.where(hidden > 0, hidden, 0.0)
-    elif c.mlp == "gelu":  # by the published approximation with tanh
+    elif kind == "gelu":  # by the published approximation with tanh
         hidden *= 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
-    elif c.mlp == "swiglu":
+    elif kind == "swiglu":
         gate = plain_linear(p["gate"], x)
         hidden *= gate / (1 + np.exp(-gate))
     return plain_linear(p["out"], hidden)
@@ -116,28 +120,54 @@ def plain_mlp(c, p, x):
 
 def plain_decoder(model, params, tokens):
     """Logits (T, V) of one sequence (T,), as the equations say."""
-    c, row = model.config, PLACEMENTS[model.config.placement]
+    c = model.config
+    place = c.placement_row
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    norm = functools.partial(plain_norm, c.norm, c.norm_eps)
+    norm = functools.partial(plain_norm, c.norm_row.name, c.norm_eps)
     h = params["embedding"][tokens]
     if c.positions == "learned":
         h = h + params["positions"][: len(tokens)]
-    branches = {"attention": plain_attention, "mlp": plain_mlp}
+    H = [h] * 2 if place.name == "hyper_connections" else [h]  # streams, or sources so far
     for block in range(1, c.depth + 1):
-        for name, branch in branches.items():
-            if getattr(c, name) == "none":
-                continue
-            p = jax.tree.map(lambda leaf, i=block - 1: leaf[i], params["blocks"][name])
-            read = norm(p.get("pre_norm", {}), h) if row.read else h
-            out = branch(c, p.get("branch", {}), row.scale(block, c.depth) * read)
-            out = norm(p.get("branch_norm", {}), out) if row.output else out
-            a = row.residual(block, c.depth) if c.residual else 0.0
-            h = a * h + p.get("write", row.branch(block, c.depth)) * out
-            h = norm(p.get("post_norm", {}), h) if row.stream else h
-    if {"auto": row.final_norm, "on": True, "off": False}[c.final_norm]:
+        own = jax.tree.map(lambda leaf, i=block - 1: leaf[i], params.get("blocks", {}))
+        for name in c.sublayers:
+            row, p = place.of(name).at(block, c.depth), own[name]
+            branch = functools.partial(
+                {"attention": plain_attention, "mlp": plain_mlp}[name], c, p["branch"]
+            )
+            if place.name == "hyper_connections":
+                x = sum(w * stream for w, stream in zip(p["read_weights"][0], H, strict=True))
+                y = branch(norm(p.get("pre_norm", {}), x))
+                A = p["keep_weights"] if c.residual else np.zeros((2, 2))
+                H = [A[i, 0] * H[0] + A[i, 1] * H[1] + p["write_weights"][i, 0] * y for i in (0, 1)]
+            elif place.name == "attention_residuals":
+                y = branch(norm(p.get("pre_norm", {}), plain_softmax_mix(p["read_query"], H)))
+                H = [*([*H] if c.residual else [0 * each for each in H]), y]
+            else:
+                h = H[0]
+                read = norm(p.get("pre_norm", {}), h) if row.pre_norm else h
+                out = branch(row.scale * read)
+                out = norm(p.get("branch_norm", {}), out) if row.branch_norm else out
+                kept = norm(p["pre_norm"], h) if row.skip_norm else h  # the same norm once more
+                b = p.get("write", own.get("write", row.write))
+                h = (row.keep * kept if row.keep else 0.0) + b * out
+                H = [norm(p.get("post_norm", {}), h) if row.post_norm else h]
+    query = params.get("readout_query")
+    h = sum(H) if query is None else plain_softmax_mix(query, H)
+    if {"auto": place.final_norm, "on": True, "off": False}[c.final_norm]:
         h = norm(params.get("final_norm", {}), h)
     logits = h @ params["embedding"].T if c.tied else plain_linear(params["output"], h)
     return plain_cap(logits, c.output_softcap)
+
+
+def plain_softmax_mix(query, sources):
+    """sum_i softmax_i(q . v_i / rms(v_i)) v_i, position by position."""
+    out = np.zeros_like(sources[0])
+    for t in range(len(out)):
+        rows = [source[t] for source in sources]
+        weights = [math.exp(query @ v / math.sqrt(np.mean(v * v) + 1e-6)) for v in rows]
+        out[t] = sum(w / sum(weights) * v for w, v in zip(weights, rows, strict=True))
+    return out
 
 
 # --- every placement, with and without the residual path ------------------------------------------

@@ -6,7 +6,7 @@ import goldens
 import jax
 import pytest
 
-from normjax import processor
+from normjax.runs import processor
 
 
 @pytest.fixture(scope="module")

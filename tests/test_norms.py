@@ -243,26 +243,31 @@ def test_every_row_is_its_formula(name):
     row = NORMS[name]
     rng = np.random.default_rng(3)
     x, g, b = (rng.normal(size=s).astype(np.float32) for s in ((6, 8), (8,), (8,)))
-    gain = {"g": g, "1+g": 1 + g.astype(np.float64), "none": np.ones(8)}[row.gain]
-    parameters = {"gain": g} if row.gain != "none" else {}
-    parameters |= {"bias": b} if row.bias else {}
+    has, drawn = {p.name for p in row.parameters}, {"gain": g, "bias": b}
+    parameters = {each: drawn[each] for each in has}
+    gain = g.astype(np.float64) + ("offset" in name) if "gain" in has else np.ones(8)
     y = row(jnp.asarray(x), jax.tree.map(jnp.asarray, parameters), 1e-3)
     if name == "identity":
         chex.assert_trees_all_equal(y, jnp.asarray(x))
         return
     plain = exact_rows(x, centred=name.startswith("layernorm"), eps=1e-3)
-    expected = gain * plain + (b if row.bias else 0)
+    expected = gain * plain + (b if "bias" in has else 0)
     np.testing.assert_allclose(y, expected, rtol=2e-6, atol=2e-6)
 
 
-def test_the_table_says_what_each_row_learns():
-    learned = {name: (row.gain, row.bias) for name, row in NORMS.items()}
-    assert learned == {
-        "rmsnorm": ("g", False), "rmsnorm_offset": ("1+g", False), "rmsnorm_plain": ("none", False),
-        "layernorm": ("g", True), "layernorm_nobias": ("g", False),
-        "layernorm_plain": ("none", False), "identity": ("none", False),
+def test_the_table_says_what_each_row_learns_and_forgets():
+    facts = {
+        name: (tuple((p.name, p.start, p.offset) for p in row.parameters), row.forgets)
+        for name, row in NORMS.items()
+    }
+    gain, offset, bias = ("gain", 1.0, 0.0), ("gain", 0.0, 1.0), ("bias", 0.0, 0.0)
+    assert facts == {
+        "rmsnorm": ((gain,), "length"), "rmsnorm_offset": ((offset,), "length"),
+        "rmsnorm_plain": ((), "length"), "layernorm": ((gain, bias), "length and mean"),
+        "layernorm_nobias": ((gain,), "length and mean"),
+        "layernorm_plain": ((), "length and mean"), "identity": ((), "nothing"),
     }  # fmt: skip
-    assert len({row.title for row in NORMS.values()}) == len(NORMS)
+    assert all(row.name == name for name, row in NORMS.items())
 
 
 # --- invariances ----------------------------------------------------------------------------------
@@ -573,14 +578,12 @@ def test_derivatives_under_vmap_scan_and_jit():
 @pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
 def test_module_parameters(param_dtype):
     x = jnp.ones((2, 3, 8), jnp.bfloat16)
-    starts = {"g": 1.0, "1+g": 0.0}
     for row in NORMS.values():
         layer = NormLayer(row, param_dtype=param_dtype)
         parameters = layer.init(jax.random.key(0), x).get("params", {})
-        expected = (
-            {} if row.gain == "none" else {"gain": jnp.full(8, starts[row.gain], param_dtype)}
-        )
-        expected |= {"bias": jnp.zeros(8, param_dtype)} if row.bias else {}
+        gain = {"rmsnorm_offset": 0.0}.get(row.name, 1.0)  # a gain of 1 + g starts at g = 0
+        starts = {"gain": gain, "bias": 0.0}
+        expected = {p.name: jnp.full(8, starts[p.name], param_dtype) for p in row.parameters}
         chex.assert_trees_all_equal(dict(parameters), expected)
         chex.assert_trees_all_equal_dtypes(dict(parameters), expected)
 

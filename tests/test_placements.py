@@ -1,47 +1,49 @@
-"""Placements: h' = P(a h + b Q(F(c N(h)))) written out, its Jacobian, and constants."""
+"""Placements: the one equation written out, what the rows say, and rows of one's own."""
 
-import functools
+import dataclasses
+import json
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax.norms import layer_norm, rms_norm
-from normjax.placements import PLACEMENTS, combine, one, resolve, zero
+from normjax.decoder import Decoder, DecoderConfig
+from normjax.equation import FACTORS, MODEL, SHARED, SLOTS, Learned, Sublayer, fold
+from normjax.errors import UserError
+from normjax.jacobians.blocks import Parts
+from normjax.mixing import Streams, Weights
+from normjax.norms import NORMS
+from normjax.placements import PLACEMENTS, Placement, register_placement
 
 D = 5
 DEPTH = 6
 EVERY = [(name, residual) for name in PLACEMENTS for residual in (True, False)]
 
-# Which of N, Q and P is a norm, whether the decoder ends with one, and (a, b, c) of block 3 of 6.
+# Which of N, Q, S and P is a norm in attention and MLP, whether the decoder ends with one, and
+# (a, b, c) of block 3 of 6; None where weights mix streams.
 PUBLISHED = {
-    "pre": ("N", True, (1, 1, 1)),
-    "post": ("P", False, (1, 1, 1)),
-    "none": ("", False, (1, 1, 1)),
-    "sandwich": ("NQ", True, (1, 1, 1)),
-    "branch_output": ("Q", True, (1, 1, 1)),
-    "deepnorm": ("P", False, (12**0.25, 1, 1)),
-    "layernorm_scaling": ("N", True, (1, 1, 3**-0.5)),
-    "skipinit": ("", False, (1, 0, 1)),
-    "layerscale": ("N", True, (1, 0.1, 1)),
+    "pre": ("N", "N", True, (1, 1, 1)),
+    "post": ("P", "P", False, (1, 1, 1)),
+    "none": ("", "", False, (1, 1, 1)),
+    "sandwich": ("NQ", "NQ", True, (1, 1, 1)),
+    "branch_output": ("Q", "Q", True, (1, 1, 1)),
+    "deepnorm": ("P", "P", False, (12**0.25, 1, 1)),
+    "layernorm_scaling": ("N", "N", True, (1, 1, 3**-0.5)),
+    "skipinit": ("", "", False, (1, 0, 1)),
+    "layerscale": ("N", "N", True, (1, 0.1, 1)),
+    "rezero": ("", "", False, (1, 0, 1)),
+    "hybridnorm": ("", "NS", True, (1, 1, 1)),
+    "hyper_connections": ("N", "N", True, (None, None, 1)),
+    "attention_residuals": ("N", "N", True, (1, None, 1)),
 }
 
 
-def same(x):
-    return x
-
-
-def factors(placement, block=3, depth=DEPTH):
-    schedules = placement.residual, placement.branch, placement.scale
-    return tuple(schedule(block, depth) for schedule in schedules)
-
-
-def maps_of(placement, norms):
-    """read, output, stream: the given maps where the placement has a norm, else the identity."""
-    flags = placement.read, placement.output, placement.stream
-    return [norm if on else same for norm, on in zip(norms, flags, strict=True)]
+def factors(row):
+    """(a, b, c), of what is learned the start, None for weights that mix streams."""
+    found = [getattr(row, name) for name in ("keep", "write", "scale")]
+    found = [f.start if isinstance(f, Learned) else f for f in found]
+    return tuple(f if isinstance(f, int | float) else None for f in found)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -50,152 +52,296 @@ def maps_of(placement, norms):
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_every_row_is_as_published(name):
     row = PLACEMENTS[name]
-    norms, final, constants = PUBLISHED[name]
-    flags = {"N": row.read, "Q": row.output, "P": row.stream}
-    assert "".join(letter for letter, on in flags.items() if on) == norms
+    *norms, final, constants = PUBLISHED[name]
+    for branch, letters in zip(("attention", "mlp"), norms, strict=True):
+        own = row.of(branch).at(3, DEPTH)
+        held = "".join(letter for letter, slot in zip("NQSP", SLOTS, strict=True)
+                       if getattr(own, slot) is not None)  # fmt: skip
+        assert held == letters
+        for found, published in zip(factors(own), constants, strict=True):
+            assert found == (published and pytest.approx(published, rel=1e-15))
     assert row.final_norm == final
-    assert factors(row) == pytest.approx(constants, rel=1e-15)
-    assert row.title
-    assert row.source
+    assert row.title and row.source and row.summary and row.action
+    assert row.name == name
 
 
 def test_deepnorm_constants():
     """alpha = (2 L)^(1/4), beta = (8 L)^(-1/4) with L blocks: the decoder-only row."""
-    row = resolve("deepnorm")
+    row = PLACEMENTS["deepnorm"]
+    keep = lambda block, depth: row.attention.at(block, depth).keep  # noqa: E731
     for depth in (1, 4, 18, 100):
         for block in (1, depth):
-            assert row.residual(block, depth) == pytest.approx((2 * depth) ** 0.25, rel=1e-15)
+            assert keep(block, depth) == pytest.approx((2 * depth) ** 0.25, rel=1e-15)
         assert row.branch_gain(depth) == pytest.approx(1 / (8 * depth) ** 0.25, rel=1e-15)
     # Deeper decoders weigh the path up and the branch down (a beta of (8 L)^(+1/4) would not):
     # beta^2 / alpha^2 = 1 / (4 L), so that 2 L sub-layers together stay at 1/2.
-    assert 2 * 8 * (row.branch_gain(8) / row.residual(1, 8)) ** 2 == pytest.approx(0.5)
-    assert row.branch_gain(100) < 1 < row.residual(1, 100)
+    assert 2 * 8 * (row.branch_gain(8) / keep(1, 8)) ** 2 == pytest.approx(0.5)
+    assert row.branch_gain(100) < 1 < keep(1, 100)
     assert row.init == "xavier"
 
 
 def test_layernorm_scaling_is_one_over_the_root_of_the_block():
-    row = resolve("layernorm_scaling")
-    assert [row.scale(block, 9) for block in (1, 4, 9)] == pytest.approx([1, 1 / 2, 1 / 3])
+    row = PLACEMENTS["layernorm_scaling"]
+    scales = [row.attention.at(block, 9).scale for block in (1, 4, 9)]
+    assert scales == pytest.approx([1, 1 / 2, 1 / 3])
     assert row.init == "gpt2_plain"
 
 
 def test_what_is_learned():
-    learned = {name: row.learned_branch for name, row in PLACEMENTS.items() if row.learned_branch}
-    assert learned == {"skipinit": "scalar", "layerscale": "vector"}
+    learned = {
+        name: (row.attention.write.shape, row.attention.write.shared)
+        for name, row in PLACEMENTS.items()
+        if isinstance(row.attention.write, Learned)
+    }
+    assert learned == {
+        "skipinit": ("scalar", False), "layerscale": ("feature", False), "rezero": ("scalar", True)
+    }  # fmt: skip
 
 
 def test_layerscale_starts_smaller_in_deeper_decoders():
-    row = resolve("layerscale")
-    assert [row.branch(1, depth) for depth in (12, 18, 24)] == [0.1, 0.1, 1e-5]
-
-
-def test_layerscale_of_very_deep_decoders():
-    assert resolve("layerscale").branch(1, 36) == 1e-6
+    row = PLACEMENTS["layerscale"].attention
+    starts = [row.at(1, depth).write.start for depth in (12, 18, 24, 36)]
+    assert starts == [0.1, 0.1, 1e-5, 1e-6]
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_no_residual_is_a_equal_to_zero_and_nothing_else(name):
-    with_path, without = resolve(name), resolve(name, residual=False)
-    assert with_path is PLACEMENTS[name]
-    assert [without.residual(block, 8) for block in (1, 5, 8)] == [0.0] * 3
-    for field in ("read", "output", "stream", "branch", "scale", "learned_branch", "final_norm",
-                  "init", "write", "source"):  # fmt: skip
-        assert getattr(with_path, field) == getattr(without, field)
-    assert without.title != with_path.title
+    with_path, without = PLACEMENTS[name], PLACEMENTS[name].without_residual()
+    before, after = with_path.record(8), without.record(8)
+    for branch in ("attention", "mlp"):
+        assert after[branch].pop("keep") == 0.0
+        before[branch].pop("keep")
+    assert before.pop("shown") != after.pop("shown")
+    assert before == after
 
 
-def test_constants():
-    assert (one(3, 7), zero(3, 7)) == (1.0, 0.0)
-    assert len({row.title for row in PLACEMENTS.values()}) == len(PLACEMENTS)
+def test_titles_and_colours_are_told_apart():
+    rows = PLACEMENTS.values()
+    assert len({row.title for row in rows}) == len(PLACEMENTS)
+    colours = [row.colour for row in rows if row.colour]
+    assert len(set(colours)) == len(colours) == len(PLACEMENTS) - 1  # pre-norm: the baseline's
 
 
 # --- the equation ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "residual"), EVERY)
-def test_combine_is_the_equation_with_matrices(name, residual, x64):
-    """With linear maps in place of F, N, Q, P the result is (P (a I + b c Q F N)) h, row by row."""
+class Matrices:
+    """The equation on matrices: a product of linear maps."""
+
+    def __init__(self, norms, branch, factors):
+        self.norms, self.own, self.factors = norms, branch, factors
+
+    def norm(self, slot, norm, x):
+        return x if norm is None else self.norms[slot] @ x
+
+    def branch(self, x):
+        return self.own @ x
+
+    def times(self, name, factor, x):
+        return self.factors[name] * x
+
+    def mix(self, name, weights, state, x):
+        return x if name == "read" else self.times(name, weights, x)
+
+    def plus(self, kept, written):
+        return kept + written
+
+
+def test_the_fold_is_the_equation():
+    """With linear maps it is P (a S + b Q F c N), each map in its own place."""
     rng = np.random.default_rng(0)
-    placement = resolve(name, residual)
-    f, n, q, p = (rng.normal(size=(D, D)) for _ in range(4))
-    h = rng.normal(size=(2, 3, D))
-    a, _, c = factors(placement)
-    b = 0.7 if placement.learned_branch else factors(placement)[1]
-    linear = [lambda x, m=m: x @ m.T for m in (n, q, p)]
-    read, output, stream = maps_of(placement, linear)
-    actual = combine(jnp.asarray(h), lambda x: x @ f.T, read=read, output=output, stream=stream,
-                     a=a, b=b, c=c)  # fmt: skip
-    n, q, p = (m if on else np.eye(D) for m, on in
-               ((n, placement.read), (q, placement.output), (p, placement.stream)))  # fmt: skip
-    matrix = p @ ((0.0 if not residual else a) * np.eye(D) + b * c * q @ f @ n)
-    # Three products of D terms: a few dozen roundings.
-    np.testing.assert_allclose(actual, h @ matrix.T, rtol=1e-13, atol=1e-13)
+    n, q, s, p, f = (rng.normal(size=(D, D)) for _ in range(5))
+    row = Sublayer(**dict.fromkeys(SLOTS, MODEL))
+    algebra = Matrices(
+        dict(zip(SLOTS, (n, q, s, p), strict=True)), f, {"scale": 0.3, "keep": 1.7, "write": 0.7}
+    )
+    expected = p @ (1.7 * s + 0.7 * q @ f @ (0.3 * n))
+    np.testing.assert_allclose(fold(row, np.eye(D), algebra), expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize("norm", [rms_norm, layer_norm])
-@pytest.mark.parametrize(("name", "residual"), EVERY)
-def test_jacobian_is_composed_of_its_parts(name, residual, norm, x64):
-    """J = J_P (a I + b c J_Q J_F J_N), every factor taken at the point where it acts."""
-    rng = np.random.default_rng(1)
-    placement = resolve(name, residual)
-    w, v = (jnp.asarray(rng.normal(size=(D, D))) for _ in range(2))
-    gains = [jnp.asarray(rng.uniform(0.5, 2, D)) for _ in range(3)]
-    norms = [functools.partial(norm, gain=gain) for gain in gains]
-    read, output, stream = maps_of(placement, norms)
-    a, b, c = factors(placement)
-    b = 0.3 if placement.learned_branch else b
-
-    def branch(x):
-        return jnp.tanh(x @ w) @ v
-
-    def block(h):
-        return combine(h, branch, read=read, output=output, stream=stream, a=a, b=b, c=c)
-
-    def by_parts(h):
-        inner = c * read(h)
-        outer = branch(inner)
-        before = a * h + b * output(outer)
-        jacobian = [jax.jacfwd(f)(x) for f, x in
-                    ((stream, before), (output, outer), (branch, inner), (read, h))]  # fmt: skip
-        j_p, j_q, j_f, j_n = jacobian
-        return j_p @ (a * jnp.eye(D) + b * c * j_q @ j_f @ j_n)
-
-    h = jnp.asarray(rng.normal(size=D))
-    expected = jax.jit(by_parts)(h)
-    allowed = 256 * np.finfo(np.float64).eps * float(jnp.max(jnp.abs(expected)))
-    for derivative in (jax.jacfwd, jax.jacrev):
-        chex.assert_trees_all_close(jax.jit(derivative(block))(h), expected, rtol=0, atol=allowed)
+@pytest.mark.parametrize(
+    ("name", "residual"),
+    [pytest.param(*pair, marks=() if pair[1] else pytest.mark.slow) for pair in EVERY],
+)
+def test_every_sublayer_has_the_jacobian_of_autodiff(name, residual):
+    """The closed form, composed by the same fold, of the decoder's own modules."""
+    config = DecoderConfig(depth=2, width=6, heads=1, placement=name, residual=residual)
+    model = Decoder(config, vocabulary=7, window=3)
+    rng = np.random.default_rng(4)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: 0.4 * rng.normal(size=x.shape).astype(np.float32) + 0.1, shapes)
+    parts = Parts(model, params)
+    h = rng.normal(size=(2, model.config.state_width))
+    for sublayer in model.config.sublayers:
+        part = parts.sublayer(2, sublayer)
+        with jax.enable_x64(True):
+            expected = np.asarray(jax.jacfwd(part)(jnp.asarray(h)))
+        error = np.abs(part.sequence_jacobian(h) - expected).max()
+        # Sources that are zero have the derivative 1/sqrt(eps) = 1000 of their norm.
+        assert error <= 1e-13 * max(1.0, np.abs(expected).max())
+        tokens = expected[np.arange(2), :, np.arange(2)]
+        assert np.abs(part.token_jacobians(h) - tokens).max() <= 1e-13 * np.abs(expected).max()
 
 
 def test_zero_times_the_stream_is_no_path_at_all():
     """a = 0 leaves no trace of h, not even of its infinities."""
-    h = jnp.array([jnp.inf, jnp.nan, 1.0])
-    y = combine(h, jnp.ones_like, read=same, output=same, stream=same, a=0.0)
-    chex.assert_trees_all_equal(y, jnp.ones(3))
+    config = DecoderConfig(
+        depth=1, width=4, heads=1, attention="none", placement="none", residual=False, bias=True
+    )
+    model = Decoder(config, vocabulary=5, window=2)
+    params = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
+    h = jnp.full((1, 2, 4), jnp.inf)
+    row = dataclasses.replace(config.placement_row.attention, scale=0.0)
+    kept = model.block(model.layer(params, 1), jnp.ones_like(h), "mlp")
+    assert np.all(np.isfinite(np.asarray(kept)))
+    assert not np.any(np.isinf(np.asarray(model.block(model.layer(params, 1), h, "mlp", row))))
 
 
-def test_a_vector_weight_multiplies_features():
-    h, b = jnp.ones((2, 3)), jnp.array([0.0, 1.0, 2.0])
-    y = combine(h, lambda x: 5 * x, read=same, output=same, stream=same, b=b)
-    chex.assert_trees_all_equal(y, jnp.broadcast_to(jnp.array([1.0, 6.0, 11.0]), (2, 3)))
+# --- identities between rows ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_float32_factors_do_not_widen_the_stream(dtype):
-    h = jnp.ones((2, 4), dtype)
-    factor = jnp.float32(0.5)
-    for a, b, c in [(factor,) * 3, (0.5,) * 3, (1.0, jnp.full(4, 0.5, jnp.float32), 1.0)]:
-        y = combine(h, same, read=same, output=same, stream=same, a=a, b=b, c=c)
-        assert y.dtype == dtype
+def logits(placement, params=None, seed=0, **changes):
+    """Float64 logits of a decoder with random weights, and its parameters."""
+    config = DecoderConfig(depth=3, width=16, heads=2, placement=placement, init="fan_in",
+                           dtype="float64", param_dtype="float64", **changes)  # fmt: skip
+    model = Decoder(config, vocabulary=11, window=6)
+    made = model.init(jax.random.key(seed))
+    tokens = np.array([[7, 2, 9, 0, 4, 5]], np.int32)
+    return np.asarray(jax.jit(model.apply)(made if params is None else params, tokens)), made
 
 
-def test_numpy_factors_do_not_widen_the_stream():
-    h = jnp.ones(4, jnp.bfloat16)
-    y = combine(h, same, read=same, output=same, stream=same, b=np.float64(0.5))
-    assert y.dtype == jnp.bfloat16
+@pytest.mark.parametrize("placement", ["attention_residuals", "hyper_connections"])
+def test_streams_that_are_not_told_apart_are_pre_norm(placement, x64):
+    """Zero query: the mean of the sources is read, of which a norm sees the direction of the sum.
+
+    Equal streams with fixed weights stay equal: each is the pre-norm stream.
+    """
+    expected, params = logits("pre", norm_eps=0.0)
+    found, _ = logits(placement, norm_eps=0.0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
 
 
-def test_whole_numbers_are_factors():
-    h = jnp.ones(4)
-    y = combine(h, same, read=same, output=same, stream=same, a=0, b=2)
-    chex.assert_trees_all_equal(y, 2 * h)
+def test_rezero_starts_as_the_identity_and_shares_its_scalar():
+    config = DecoderConfig(depth=3, width=16, heads=2, placement="rezero")
+    params = Decoder(config, 11, 6).init(jax.random.key(0))
+    assert params["blocks"]["write"].shape == (3,)
+    assert not np.any(params["blocks"]["write"])
+    assert "write" not in params["blocks"]["mlp"]
+
+
+# --- rows of one's own ----------------------------------------------------------------------------
+
+
+class Gate(Weights):
+    """W = sigmoid(sum of all entries of H): weights of a stranger's own, with their derivative."""
+
+    def value(self, parameters, state, position):
+        total = jnp.sum(state, axis=(-2, -1))[..., None, None]
+        return jnp.asarray(self.start(position, state.shape[-2])) * jax.nn.sigmoid(total)
+
+    def derivative(self, parameters, state, position):
+        g = 1 / (1 + np.exp(-np.sum(state, axis=(-2, -1))))[..., None, None, None]
+        start = np.asarray(self.start(position, state.shape[-2]), np.float64)[..., None]
+        return start * g * (1 - g) * np.ones(state.shape[-2] * state.shape[-1])
+
+
+OWN = {
+    "norms by block": Placement(
+        "half post", "here",
+        Sublayer(pre_norm=lambda block, depth: MODEL if block > 1 else NORMS["layernorm"],
+                 post_norm=lambda block, depth: MODEL if block == 1 else None),
+    ),
+    "norms by branch and skip": Placement(
+        "mixed", "here", Sublayer(pre_norm=NORMS["layernorm"], branch_norm=MODEL, keep=0.5),
+        Sublayer(skip_norm=NORMS["layernorm_nobias"], write=Learned(0.5, "feature")),
+    ),
+    "gates on three streams": Placement(
+        "gated", "here",
+        Sublayer(
+            pre_norm=MODEL, post_norm=MODEL,
+            read=Gate("g", lambda position, rows: np.ones((1, rows))),
+            keep=Gate("K", lambda position, rows: np.eye(rows)[::-1]),
+            write=Gate("W", lambda position, rows: np.arange(1.0, rows + 1)[:, None]),
+        ),
+        streams=Streams(3),
+    ),
+    "weights per feature": Placement(
+        "per feature", "here",
+        Sublayer(
+            read=Weights("m", lambda position, rows: np.full((1, rows, 6), 0.5), per_feature=True),
+            keep=Learned(1.0), write=2.0,
+        ),
+        streams=Streams(2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_row_of_ones_own_is_verified_like_the_others(name):
+    config = DecoderConfig(depth=2, width=6, heads=1, placement=OWN[name])
+    model = Decoder(config, vocabulary=7, window=3)
+    rng = np.random.default_rng(5)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: 0.4 * rng.normal(size=x.shape).astype(np.float32) + 0.1, shapes)
+    parts, h = Parts(model, params), rng.normal(size=(2, model.config.state_width))
+    for block in (1, 2):
+        part = parts.block(block)
+        with jax.enable_x64(True):
+            expected = np.asarray(jax.jacfwd(part)(jnp.asarray(h)))
+        np.testing.assert_allclose(
+            part.sequence_jacobian(h), expected, rtol=0, atol=1e-13 * np.abs(expected).max()
+        )
+
+
+def test_norms_that_a_block_does_not_have_are_not_counted():
+    row = OWN["norms by block"]
+    counts = [Decoder(DecoderConfig(depth=2, width=6, heads=1, placement=p), 7, 3).parameter_count()
+              for p in (Placement("bare", "here"), row)]  # fmt: skip
+    # Per sub-layer: a LayerNorm (2 x 6) and a post-norm (6) in block 1, a pre-norm (6) in block 2.
+    assert counts[1] - counts[0] == 2 * (12 + 6 + 6)
+
+
+def test_a_table_that_is_edited_changes_no_decoder_that_exists(monkeypatch):
+    """Forward pass, closed form and record are those of the row that the decoder was made with."""
+    model = Decoder(DecoderConfig(depth=1, width=6, heads=1), 7, 3)
+    params = model.init(jax.random.key(0))
+    edited = dataclasses.replace(
+        PLACEMENTS["pre"], attention=dataclasses.replace(PLACEMENTS["pre"].attention, keep=5.0)
+    )
+    monkeypatch.setitem(PLACEMENTS, "pre", edited)
+    later = Decoder(DecoderConfig(depth=1, width=6, heads=1), 7, 3)
+    h = np.random.default_rng(0).normal(size=(2, 6))
+    for made, a in ((model, 1.0), (later, 5.0)):
+        part = Parts(made, params).sublayer(1, "mlp")
+        with jax.enable_x64(True):
+            auto = np.asarray(jax.jacfwd(part)(jnp.asarray(h)))
+        np.testing.assert_allclose(part.sequence_jacobian(h), auto, rtol=0, atol=1e-13)
+        assert np.trace(auto[0, :, 0]) == pytest.approx(6 * a, rel=0.2)
+        assert made.config.record()["placement"]["attention"]["keep"] == a
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_records_are_plain_json_and_say_what_decides(name):
+    record = PLACEMENTS[name].record(DEPTH)
+    assert json.loads(json.dumps(record)) == record
+    changed = dataclasses.replace(
+        PLACEMENTS[name], attention=dataclasses.replace(PLACEMENTS[name].attention, scale=0.5)
+    )
+    assert changed.record(DEPTH)["attention"] != record["attention"]
+    assert set(FACTORS) | set(SLOTS) <= set(record["mlp"])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("pre", "must be a normjax.Placement"),
+        (Placement("x", "y", Sublayer(skip_norm=SHARED)), "needs a pre_norm to share"),
+        (Placement("x", "y", streams=Streams(2)), "must have read"),
+        (Placement("x", "y", Sublayer(inner_norms=("logits",))), "must be query, key, value"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused_in_one_line(row, message):
+    with pytest.raises(UserError, match=message) as error:
+        register_placement("mine", row)
+    assert "\n" not in str(error.value)
+    assert "mine" not in PLACEMENTS

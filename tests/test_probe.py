@@ -309,9 +309,9 @@ def test_every_decoder_can_be_measured(changes):
         assert value.shape == shape or (row.each and value.shape == ()), name
         assert np.isfinite(value).all(), name
     assert re.fullmatch(r"[a-z]+/[a-z_]+(\[[a-z_.]+\])?", name)
-    norm = config.norm != "identity"
-    if norm and sizes["sublayer"] and (config.resolved_placement.read or
-                                       config.resolved_placement.stream):  # fmt: skip
+    norm = config.norm_row.forgets != "nothing"
+    row = config.placement_row.attention
+    if norm and sizes["sublayer"] and (row.pre_norm or row.post_norm):
         # A scalar product of D terms in float32, and what rounding left in its gradients.
         assert np.all(values["instrument/radial_defect"] < 100 * D * F32)
     else:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from normjax.decoder import SUBLAYERS, Decoder, DecoderConfig, SubLayer
-from normjax.nonlinearities import NONLINEARITIES
+from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError
-from normjax.norms import NORMS
+from normjax.nonlinearities import NONLINEARITIES
 from normjax.theory.layer_scale import attention_branch, gauss_hermite, mlp_branch
 from normjax.theory.matrix_products import ProductLaw
 from normjax.theory.sublayer_theory import predict
@@ -31,11 +30,9 @@ def setup(**changes):
 
 
 def sublayer(config, params, block, name):
-    place, depth = config.resolved_placement, config.depth
-    own = jax.tree.map(lambda x: x[block], params["blocks"][name])
-    factors = tuple(float(f(block + 1, depth)) for f in (place.residual, place.branch, place.scale))
-    module = SubLayer(config, name)
-    return lambda h: module.apply({"params": own}, h[None], *factors)[0]
+    model = Decoder(config, vocabulary=11, window=LENGTH)
+    layer = model.layer(params, block + 1)
+    return lambda h: model.block(layer, h[None], name)[0]
 
 
 def spectrum(function, h, position):
@@ -87,10 +84,9 @@ def test_two_layer_form_is_closer_than_the_gaussian():
 
 def branch_mean_square(config, params, h):
     """Of the MLP's output before any norm behind it, measured."""
-    own = jax.tree.map(lambda x: x[0], params["blocks"]["mlp"])
-    reads = config.resolved_placement.read
-    x = NORMS[config.norm](h, own["pre_norm"], config.norm_eps) if reads else h
-    return mean_square(SUBLAYERS["mlp"](config).apply({"params": own["branch"]}, x[None])[0, 0])
+    pieces = Decoder(config, vocabulary=11, window=LENGTH).pieces(params, 1, "mlp")
+    x = pieces["pre_norm"](h) if "pre_norm" in pieces else h
+    return mean_square(pieces["branch"](x[None])[0, 0])
 
 
 @pytest.mark.parametrize("placement", ["sandwich", "branch_output", "post", "deepnorm"])
@@ -166,7 +162,9 @@ def test_activations_are_those_of_the_decoder(name):
     x = np.linspace(-5, 5, 41)
     with jax.enable_x64(True):
         theirs = np.asarray(NONLINEARITIES[name].function(jnp.asarray(x, jnp.float64)))
-        slopes = np.asarray(jax.vmap(jax.grad(NONLINEARITIES[name].function))(jnp.asarray(x, jnp.float64)))
+        slopes = np.asarray(
+            jax.vmap(jax.grad(NONLINEARITIES[name].function))(jnp.asarray(x, jnp.float64))
+        )
     np.testing.assert_allclose(NONLINEARITIES[name].value(x), theirs, atol=1e-14)
     away = x != 0
     np.testing.assert_allclose(NONLINEARITIES[name].slope(x)[away], slopes[away], atol=1e-14)

@@ -295,11 +295,8 @@ class Part:
             )
             if hasattr(getattr(row, k), "value")
         }  # fmt: skip
-        read = rows["before"]
-        if "read" in mixes:
-            read = np.einsum("tmn,tnd->tmd", mixes["read"].weights, read)
         points = {
-            "pre_norm": read[:, 0], "branch_norm": at["output"],
+            "pre_norm": at["mixed"], "branch_norm": at["output"],
             "skip_norm": rows["before"] if n > 1 else h, "post_norm": at["sum"],
         }  # fmt: skip
         if n > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import sys
 import time
@@ -56,6 +57,8 @@ class CohortRun:
         self._config, self._train = plan.config, plan.config.train
         # Runs that are finished take no part: lanes do not depend on each other.
         folders = {run.id: runlog.run_folder(workdir, run.id) for run in plan.runs}
+        for run in plan.runs:
+            self._check_folder(run, folders[run.id])
         self._runs = [
             run for run in plan.runs if runlog.run_state(folders[run.id]) not in runlog.FINISHED
         ]
@@ -111,19 +114,41 @@ class CohortRun:
         self._compile_s = time.perf_counter() - started
         return cohort, step
 
-    def _open_folder(self, run: grid.Run, folder: Path) -> None:
-        record = {
+    def _record(self, run: grid.Run) -> dict[str, Any]:
+        return {
             "format": grid.FORMAT, "id": run.id, "cell": run.cell.name, "seed": run.hyper.seed,
-            "hyper": run.hyper._asdict(), "model": grid.model_record(run.config.model),
+            "hyper": run.hyper._asdict(), "model": run.config.model.identity(),
             "data": configs.to_dict(run.config.data) | {"fingerprint": self._corpus.fingerprint},
             "train": configs.to_dict(run.config.train),
         }  # fmt: skip
+
+    def _check_folder(self, run: grid.Run, folder: Path) -> None:
+        """Refuse a folder that holds another run under this name; tell of one like it."""
         saved = runlog.read_object(folder / "config.json")
+        wanted = json.loads(json.dumps(self._record(run)))
         if saved is not None and saved.get("format") != grid.FORMAT:
             raise UserError(
                 f"{folder}: written in format {saved.get('format')}, this version reads format"
                 f" {grid.FORMAT}; use another --workdir"
             )
+        if saved is not None:
+            changed = configs.differences(grid.defines(saved), grid.defines(wanted))
+            if changed:
+                raise UserError(
+                    f"{folder}: holds another run under this name ({'; '.join(changed[:8])}); use"
+                    " another --workdir, or delete that folder to train it again"
+                )
+            return
+        for other in sorted(folder.parent.glob(f"{run.id.rsplit('-', 1)[0]}-*/config.json")):
+            old = grid.defines(runlog.read_object(other) or {})
+            changed = configs.differences(old, grid.defines(wanted))
+            self._progress.say(
+                f"{run.id}: trained anew; {other.parent.name} is another run"
+                f" ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''})"
+            )
+
+    def _open_folder(self, run: grid.Run, folder: Path) -> None:
+        record = self._record(run)
         before = runlog.read_object(folder / "environment.json")
         if before:
             changed = provenance.differences(before, self._environment)

@@ -218,19 +218,14 @@ def identity(question: Question, config: ExperimentConfig, fingerprint: str) -> 
     )  # fmt: skip
 
 
-def model_record(model: DecoderConfig) -> dict[str, Any]:
-    """Return what defines a decoder: its fields, with the numbers behind the names of its rows.
-
-    What only readers see of a row is no part of it.
-    """
-    return configs.to_dict(model) | {"rows": decided(model.record())}
-
-
-def decided(record: Any) -> Any:
-    """Return a record of rows without what only readers see."""
-    if isinstance(record, dict):
-        return {k: decided(v) for k, v in record.items() if k != "shown"}
-    return [decided(v) for v in record] if isinstance(record, list) else record
+def defines(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a run's config.json that its numbers depend on."""
+    train_config = {k: v for k, v in (record.get("train") or {}).items() if k not in MANNER}
+    data = record.get("data") or {}
+    return {
+        "model": record.get("model"), "train": train_config, "hyper": record.get("hyper"),
+        "data": {k: data.get(k) for k in ("fingerprint", "window")},
+    }  # fmt: skip
 
 
 def _identity(config: ExperimentConfig, hyper: Hyper, fingerprint: str) -> dict[str, Any]:
@@ -238,6 +233,6 @@ def _identity(config: ExperimentConfig, hyper: Hyper, fingerprint: str) -> dict[
     for name in (*MANNER, "learning_rate", "weight_decay", "init_scale"):
         train_config.pop(name)
     return {
-        "format": FORMAT, "model": model_record(config.model), "train": train_config,
+        "format": FORMAT, "model": config.model.identity(), "train": train_config,
         "corpus": fingerprint, "window": config.data.window, "hyper": list(hyper),
     }  # fmt: skip

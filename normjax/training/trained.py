@@ -9,6 +9,7 @@ Step 0 is the initialization, made anew from the seed. Nothing is written.
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,14 @@ class TrainedRun:
             raise UserError(
                 f"run={folder}: config.json is not one of this version ({error}); train it anew"
             ) from None
+        now = config.identity()["rows"]
+        changed = configs.differences(record["model"].get("rows"), json.loads(json.dumps(now)))
+        if changed:
+            raise UserError(
+                f"run={folder}: a norm, placement or rule that it names is another one now"
+                f" ({'; '.join(changed[:4])}); bring the old one back, by --plugins=FILE if it is"
+                " one of your own"
+            )
         self._fingerprint = record["data"].get("fingerprint")
         self._checkpoints = Checkpoints(self.folder)
         saved = self._checkpoints.verified_steps()
