@@ -338,7 +338,7 @@ def differences(old: Any, new: Any, exact: bool, where: str = "") -> list[str]:
 def write(names: list[str]) -> None:
     """Compute sections and put them into the file of this version."""
     path = path_of_this_version()
-    stored = json.loads(path.read_text()) if path.exists() else {"sections": {}}
+    stored = json.loads(path.read_text()) if names and path.exists() else {"sections": {}}
     here = {"jax": jax.__version__, "processor": processor.vector_isa()}
     if names and any(stored.get(k, v) != v for k, v in here.items()):
         sys.exit(f"{path.name} is of another processor or version: rewrite all of it")
