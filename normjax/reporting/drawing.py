@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
@@ -76,6 +77,13 @@ class Figure:
     canvas: Canvas
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
+
+
+def figure(
+    name: str, title: str, caption: str, canvas: Canvas, rows: Sequence[Mapping[str, Any]]
+) -> Figure:
+    """Return a figure whose data are the rows that it was drawn from, all with the same keys."""
+    return Figure(name, title, caption, canvas, list(rows[0]), [list(r.values()) for r in rows])
 
 
 @contextmanager
@@ -230,7 +238,7 @@ def power_of_ten(value: float) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def log_axis(axes: Axes, name: str = "y", every: int = 0) -> None:
+def log_axis(axes: Axes, name: str = "y", every: int = 0, most: int = 6) -> None:
     """Make an axis logarithmic, ticked so that a page can be read: call it once all is drawn.
 
     Args:
@@ -239,23 +247,27 @@ def log_axis(axes: Axes, name: str = "y", every: int = 0) -> None:
         every: powers of ten from tick to tick; 0 chooses, down to parts of a decade where the axis
             is short. An axis shorter than half a decade is widened to that: rounding must not look
             like a trend.
+        most: how many ticks there may be.
     """
     getattr(axes, f"set_{name}scale")("log")
-    axis = getattr(axes, f"{name}axis")
-    axis.set_minor_locator(NullLocator())
     low, high = getattr(axes, f"get_{name}lim")()
     if high / low < 3.2:
         middle = math.sqrt(low * high)
         low, high = middle / 1.8, middle * 1.8
         getattr(axes, f"set_{name}lim")(low, high)
+    log_ticks(getattr(axes, f"{name}axis"), low, high, every, most)
+
+
+def log_ticks(axis: Axis, low: float, high: float, every: int = 0, most: int = 6) -> None:
+    """Tick an axis that is logarithmic already; see :func:`log_axis`."""
+    axis.set_minor_locator(NullLocator())
     decades = math.log10(high / low)
     if decades < 1.6 and not every:
-        axis.set_major_locator(
-            LogLocator(subs=(1, 2, 5) if decades > 0.7 else (1, 1.5, 2, 3, 5, 7))
-        )
+        subs = (1, 2, 5) if decades > 0.7 else (1, 1.5, 2, 3, 5, 7)
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         return
-    axis.set_major_locator(LogLocator(10.0 ** (every or math.ceil(decades / 6)), numticks=30))
+    axis.set_major_locator(LogLocator(10.0 ** (every or math.ceil(decades / most)), numticks=30))
     axis.set_major_formatter(lambda value, _: power_of_ten(value))
 
 
@@ -264,17 +276,9 @@ def legend(
 ) -> None:
     """Put one key for all panels above them."""
     handles = [
-        Line2D(
-            [],
-            [],
-            color=look.colour,
-            marker=look.marker,
-            ls=look.dash,
-            label=elide(name, 20),
-            ms=5,
-            mew=0,
-        )
+        Line2D([], [], color=look.colour, marker=look.marker, ls=look.dash, label=elide(name, 20),
+               ms=5, mew=0)
         for name, look in looks
-    ]
+    ]  # fmt: skip
     place = "upper left" if inside else "outside upper left"  # outside: room is made for it
     figure.legend(handles=handles, loc=place, ncols=columns, handlelength=2.2)
