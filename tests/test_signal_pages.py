@@ -10,16 +10,7 @@ import report_workdirs
 
 from normjax.diagnostics import definitions, evidence, log, postmortem, self_test, verdict
 from normjax.diagnostics.postmortem import Check
-from normjax.reporting import (
-    drawing,
-    loading,
-    palette,
-    pictures,
-    report,
-    signal_data,
-    signal_figures,
-    signal_page,
-)
+from normjax.reporting import drawing, heat_maps, loading, palette, report, signal_data, signal_page
 from normjax.runs import runlog
 
 L, H = 3, 2
@@ -219,7 +210,7 @@ def test_damaged_and_missing_files_cost_no_page(tmp_path):
     assert len(signals.verdicts) == 3 and not signals.autopsies
     looks = palette.looks(results.series, results.baseline)
     with drawing.style():
-        assert signal_figures.heat_maps(results, signals)
+        assert heat_maps.figures(results, signals)
     assert signal_page.sections(results, signals, {}, looks)
 
 
@@ -239,12 +230,12 @@ def test_sublayers_of_another_number_stand_side_by_side(tmp_path):
     assert each.rows == tuple((block, "mlp") for block in range(1, 6))
     assert each.steps.tolist() == [0, 7] and (each.values == 2.0).all()
     with drawing.style():
-        assert len(signal_figures.heat_maps(results, signals)) == len(signals.names())
+        assert len(heat_maps.figures(results, signals)) == len(signals.names())
 
 
 def test_the_scale_is_monotone_in_grey():
     import matplotlib
 
-    colours = matplotlib.colormaps[pictures.COLOURS](np.linspace(0, 1, 64))[:, :3]
+    colours = matplotlib.colormaps[heat_maps.COLOURS](np.linspace(0, 1, 64))[:, :3]
     linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
     assert (np.diff(linear @ [0.2126, 0.7152, 0.0722]) > 0).all()

@@ -12,6 +12,7 @@ from normjax.predictions.prediction import LEVEL
 from normjax.reporting import (
     diagram,
     drawing,
+    heat_maps,
     pictures,
     prediction_words,
     signal_figures,
@@ -22,6 +23,7 @@ from normjax.reporting.palette import Look
 from normjax.reporting.pictures import Axis, Panel, Row, Span
 from normjax.reporting.prediction import Judged, Score
 from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, Run, Variant
+from normjax.reporting.signal_data import Signals
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number
 from normjax.reporting.wording import representatives
@@ -31,7 +33,7 @@ Looks = Mapping[str, Look]
 
 def all_figures(
     results: Results, looks: dict[str, Look], judged: Judged | None = None,
-    signals: Any = None,
+    signals: Signals | None = None,
 ) -> list[Figure]:  # fmt: skip
     """Return every figure that the results allow.
 
@@ -54,8 +56,10 @@ def all_figures(
             paired_differences(results, looks), gradient_norms(results, looks),
             diagram.decoder(results, looks),
         ]  # fmt: skip
-        if signals is not None:
-            made += signal_figures.all_figures(results, signals, looks)
+        if signals is not None and signals.measured:
+            made += heat_maps.figures(results, signals)
+            made += signal_figures.profiles(results, signals, looks)
+            made += signal_figures.autopsies(signals)
     return [figure for figure in made if figure is not None]
 
 

@@ -1,14 +1,12 @@
-"""Figures of signals: heat maps by layer and step, layer profiles, autopsies of diverged runs."""
+"""Figures of signals as lines: layer profiles, and autopsies of diverged runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.colors import LogNorm, Normalize
 
 from normjax.diagnostics import definitions, postmortem, verdict
 from normjax.diagnostics.events import Event
@@ -19,109 +17,10 @@ from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
 from normjax.reporting.pictures import Axis, Panel, Row
 from normjax.reporting.results import DIVERGED, Results
-from normjax.reporting.signal_data import CHOSEN, SMALLEST_HEAD, Signals, grid, short_title, slug
-from normjax.reporting.wording import capital
+from normjax.reporting.signal_data import Signals, grid, short_title
 
-_COLUMNS, _MOST, _DECADES, _AUTOPSIES = 4, 16, 5, 6
+_COLUMNS, _AUTOPSIES = 4, 6
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
-
-
-def all_figures(results: Results, signals: Signals, looks: Mapping[str, Look]) -> list[Figure]:
-    """Return all figures of signals, none where no run measured any.
-
-    To be called with the style of :func:`normjax.reporting.drawing.style` set.
-    """
-    if not signals.measured:
-        return []
-    return [
-        *heat_maps(results, signals), *profiles(results, signals, looks), *autopsies(signals)
-    ]  # fmt: skip
-
-
-# --- heat maps ------------------------------------------------------------------------------------
-
-
-def heat_maps(results: Results, signals: Signals) -> list[Figure]:
-    """Return one figure per signal with layers that some run measured, the chosen ones first."""
-    names = (*CHOSEN, *(name for name in signals.names() if name not in CHOSEN))
-    made = [_heat_map(results, signals, name) for name in names]
-    return [figure for figure in made if figure is not None]
-
-
-def _heat_map(results: Results, signals: Signals, name: str) -> Figure | None:
-    definition = definitions.signal(name)
-    rows: dict[str, list[Row]] = {}
-    for variant in results.variants:
-        if (found := grid(signals, variant, name)) is not None:
-            rows[variant.label] = [
-                {"variant": variant.label, "step": int(step), "block": block,
-                 "sublayer": sublayer, "median": float(value), "not_finite": bool(lost)}
-                for step, values, bad in zip(found.steps, found.values, found.lost, strict=True)
-                for (block, sublayer), value, lost in zip(found.rows, values, bad, strict=True)
-            ]  # fmt: skip
-    every = [row for own in rows.values() for row in own]
-    steady = {v.label for v in results.variants if not v.count(DIVERGED)}
-    scale, extend = _scale(every, steady, definition.scale == "log")
-    if scale is None:
-        return None
-    shown = list(rows)[:_MOST]
-    columns = min(_COLUMNS, len(shown))
-    titles = [_title(label, 92 // columns) for label in shown]
-    tall = max(title.count("\n") for title in titles) > 1
-    canvas = pictures.grid(
-        [Panel(rows[label], title) for label, title in zip(shown, titles, strict=True)],
-        Axis("step", "measured step"), Axis("median", short_title(name)), scale=scale,
-        extend=extend, columns=columns,
-        height=0.85 + (1.75 if tall else 1.55) * math.ceil(len(shown) / columns),
-    )  # fmt: skip
-    head = ""
-    if "head" in definition.axes:
-        head = f" Of the heads the {'smallest' if name in SMALLEST_HEAD else 'largest'} is shown."
-    more = f" The first {_MOST} of {len(rows)} variants." if len(rows) > _MOST else ""
-    places = "Rows: blocks, the input at the bottom"
-    places += ", each with attention below the MLP" if "sublayer" in definition.axes else ""
-    title = capital(definition.title)
-    caption = (
-        f"{title}: {definition.definition}. Median over seeds. {places}; columns: the measured "
-        "steps, unevenly spaced. Orange-red: not finite in a run. The scale is that of the "
-        f"variants without a diverged run; what lies beyond takes its end.{head}{more}"
-    )
-    title = f"{title} by block and step"
-    return drawing.figure(f"signal_{slug(name)}", title, caption, canvas, every)
-
-
-def _title(label: str, limit: int) -> str:
-    """Return a variant's name, its rates below, over up to three lines that fit a panel."""
-    name, _, rest = label.partition(", ")
-    rest = rest.replace("learning rate", "rate").replace("weight decay", "decay")
-    below = textwrap.wrap(rest, limit)
-    below = below if len(below) <= 2 else [below[0], drawing.elide(" ".join(below[1:]), limit)]
-    return "\n".join([drawing.elide(name, limit), *below])
-
-
-def _scale(rows: Sequence[Row], steady: set[str], log: bool) -> tuple[Normalize | None, str]:
-    """Return the colour scale of all panels, and where it leaves values beyond its ends.
-
-    The scale is that of the variants without a diverged run, where there are such.
-    """
-    known = [row for row in rows if math.isfinite(row["median"]) and (row["median"] > 0 or not log)]
-    if not known:
-        return None, "neither"
-    every = np.array([row["median"] for row in known])
-    values = np.array([row["median"] for row in known if row["variant"] in steady])
-    values = values if len(values) else every
-    low, high = float(values.min()), float(values.max())
-    if log:
-        if high > low * 10**_DECADES:  # extremes must not take the colours from all others
-            low, high = (float(x) for x in np.quantile(values, (0.02, 0.9)))
-            low = max(low, high / 10**_DECADES)
-        if high < 1.5 * low:
-            low, high = low / 1.25, high * 1.25
-    elif high - low < 1e-3:
-        low, high = low - 5e-4, high + 5e-4
-    below, above = bool(every.min() < low), bool(every.max() > high)
-    extend = {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}[below, above]
-    return (LogNorm if log else Normalize)(low, high, clip=True), extend
 
 
 # --- profiles -------------------------------------------------------------------------------------
