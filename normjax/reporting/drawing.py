@@ -103,7 +103,7 @@ def save(figure: Figure, folder: Path, description: str) -> str:
     Args:
         figure: what to save.
         folder: where; made if absent.
-        description: provenance, put into the metadata of both pictures.
+        description: provenance, for the metadata of both pictures.
 
     Returns:
         The SVG text.
@@ -144,12 +144,8 @@ def fixed_canvas(
 ) -> Canvas:
     """Return an empty figure with margins in inches, for panels of a known layout.
 
-    Solving the layout of dozens of panels takes seconds.
-
-    Args:
-        height: in inches.
-        left, right, bottom, top: margins in inches.
-        gaps: between columns and between rows, as parts of a panel.
+    Gaps are between columns and between rows, as parts of a panel. Solving the layout of dozens of
+    panels takes seconds.
     """
     made = Canvas(figsize=(WIDTH, height))
     made.subplots_adjust(
@@ -165,15 +161,6 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     Least squares with an order constraint: after subtracting ``i gap`` from the i-th smallest the
     answer must not fall, which pooling adjacent violators solves exactly. The result is kept within
     ``[low, high]`` where that leaves room.
-
-    Args:
-        positions: wanted places.
-        gap: least distance of two neighbours.
-        low: lower end of the room.
-        high: upper end of the room.
-
-    Returns:
-        Places in the order of the input.
 
     >>> spread([0.0, 0.0], 1.0, -10.0, 10.0)
     [-0.5, 0.5]

@@ -152,13 +152,12 @@ def _rest(results: Results, gaps: Gaps) -> Iterator[str]:
 
 
 def _baseline(results: Results, base: Variant | None) -> Iterator[str]:
-    if base is not None and (loss := base.loss).mean is not None:
+    mean = None if base is None else base.loss.mean
+    if base is not None and mean is not None:
+        loss, unit = base.loss, results.unit
         sure = "" if loss.low is None else f" (95 % interval {span(loss)}, {loss.n} seeds)"
-        text = (
-            f"The baseline ({results.baseline}) ends at {number(loss.mean)} nats per "
-            f"{results.unit}{sure}{scales(loss.mean, results.unit)}. {references(results)}"
-        )
-        yield text.strip()
+        text = f"The baseline ({results.baseline}) ends at {number(mean)} nats per {unit}{sure}"
+        yield f"{text}{scales(mean, unit)}. {references(results)}".strip()
 
 
 def no_better_than_counting(results: Results, best: Sequence[Variant]) -> Iterator[str]:

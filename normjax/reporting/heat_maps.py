@@ -138,7 +138,7 @@ def _map(axes: Axes, columns: Collection[Sequence[Row]], scale: Normalize) -> No
     values = np.array([[row["median"] for row in column] for column in columns]).T
     lost = np.array([[row["not_finite"] for row in column] for column in columns]).T
     drawn = np.isfinite(values) & ((values > 0) if isinstance(scale, LogNorm) else True)
-    colours = matplotlib.colormaps[COLOURS](scale(np.where(drawn, values, scale.vmin)))
+    colours = matplotlib.colormaps[COLOURS](scale(np.where(drawn, values, scale.vmin or 0.0)))
     colours[~np.isfinite(values)] = (0, 0, 0, 0)  # what no run measured stays blank
     colours[lost] = to_rgba(VERMILLION)
     axes.imshow(colours, aspect="auto", origin="lower", interpolation="none")

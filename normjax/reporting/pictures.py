@@ -163,7 +163,7 @@ def _low(canvas: Canvas, small: bool) -> dict[str, float]:
 
 def _title(axes: Axes, title: str, small: bool, limit: int) -> None:
     text = "\n".join(drawing.elide(x, 30 if small else limit) for x in title.split("\n"))
-    axes.set_title(text, **({"size": 7, "weight": "normal"} if small else {}))
+    axes.set_title(text, size=7 if small else 9.5, weight="normal" if small else "bold")
 
 
 def _means(
@@ -186,9 +186,10 @@ def _draw_curves(
             low, high = ([pick(values) for values in at.values()] for pick in (min, max))
             axes.fill_between(list(at), low, high, color=look.colour, alpha=0.16, lw=0)
         for points in units.values() if several else ():
-            hollow = {"ls": "none", "marker": "o", "ms": 3, "mew": 0.7, "mfc": "none"}
-            thin = {"lw": 0.6, "alpha": 0.45}
-            axes.plot(*zip(*points, strict=True), color=look.colour, **(hollow if dots else thin))
+            axes.plot(
+                *zip(*points, strict=True), color=look.colour, ls="none" if dots else "-", ms=3,
+                marker="o" if dots else "", mew=0.7, mfc="none", lw=0.6, alpha=1 if dots else 0.45,
+            )  # fmt: skip
         size = 0 if several and not dots else 5.5 if several else 3
         axes.plot(
             list(at), [math.fsum(v) / len(v) for v in at.values()], color=look.colour, ls=look.dash,
@@ -232,7 +233,7 @@ def _finish(axes: Axes, given: Axis, side: str, small: bool) -> None:
     if side == "y":
         axes.grid(axis="y")
         axes.spines["left"].set_color(GRID)
-    axes.tick_params(length=2 if small else 3, **({"labelsize": 7} if small else {}))
+    axes.tick_params(length=2 if small else 3, labelsize=7 if small else 9)
 
 
 def _marks(axes: Axes, given: Axis, side: str) -> None:

@@ -16,16 +16,7 @@ from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Item, Judged, LossScore, Pairs, Score
 from normjax.reporting.rank_correlation import DRAWS, Correlation
 from normjax.reporting.results import Results
-from normjax.reporting.tables import (
-    Column,
-    Table,
-    dotted,
-    interval,
-    number,
-    stacked,
-    tag,
-    view,
-)
+from normjax.reporting.tables import Column, Table, dotted, interval, number, stacked, tag, view
 from normjax.reporting.wording import listed, shortened
 
 
@@ -48,8 +39,10 @@ def placed(score: Score, looks: Mapping[str, Look]) -> list[Placed]:
     """Return every item with its places; ``looks`` may be empty."""
     colours = {name: palette.variable(look.colour) for name, look in looks.items()}
     return [
-        Placed(item, *ranks, colours.get(item.series, ""))
-        for item, *ranks in zip(score.items, score.predicted, score.measured, strict=True)
+        Placed(item, predicted, measured, colours.get(item.series, ""))
+        for item, predicted, measured in zip(
+            score.items, score.predicted, score.measured, strict=True
+        )
     ]
 
 
