@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from normjax import configs
 from normjax.errors import UserError
+from normjax.reporting.wording import counted
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Axis, Cell, ExperimentConfig, Question
@@ -94,8 +95,8 @@ def cells(config: ExperimentConfig) -> list[Cell]:
     return [
         Cell(
             name=f"{series}-{depth}",
-            title=f"{title}, {depth} blocks",
-            description=f"{depth} blocks; {what}.",
+            title=f"{title}, {counted(depth, 'block')}",
+            description=f"{counted(depth, 'block')}; {what}.",
             changes=changes | {"model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM},
             series=series,
             x=depth,

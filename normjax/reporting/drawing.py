@@ -28,48 +28,20 @@ WIDTH = 7.4
 """Width of every figure in inches: at this size its 9 point text is read on a page."""
 
 _STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": True,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "text.color": INK,
-    "text.parse_math": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "savefig.facecolor": PAPER,
-    "svg.hashsalt": "normjax",
-    "svg.fonttype": "path",
-    "legend.frameon": False,
-    "lines.solid_capstyle": "round",
-}
+    "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK, "text.parse_math": False,
+    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.linewidth": 0.8, "axes.axisbelow": True,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.unicode_minus": True,
+    "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
+    "grid.color": GRID, "grid.linewidth": 0.7, "legend.frameon": False,
+    "figure.facecolor": PAPER, "axes.facecolor": "none", "savefig.facecolor": PAPER,
+    "svg.hashsalt": "normjax", "svg.fonttype": "path", "lines.solid_capstyle": "round",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure ready to be saved: its canvas, its words and its data.
-
-    Attributes:
-        name: file name without ending.
-        title: heading on the page.
-        caption: what is drawn and how to read it.
-        canvas: the matplotlib figure.
-        columns: names of the data's columns.
-        rows: the data.
-    """
+    """A figure ready to be saved: file name without ending, words, canvas, and the data drawn."""
 
     name: str
     title: str
@@ -110,11 +82,10 @@ def save(figure: Figure, folder: Path, description: str) -> str:
     """
     with style():
         png, svg = io.BytesIO(), io.BytesIO()
-        words = {"Title": figure.title, "Description": description}
+        words: dict[str, Any] = {"Title": figure.title, "Description": description}
         figure.canvas.savefig(png, format="png", dpi=200, metadata={**words, "Software": "normjax"})
-        figure.canvas.savefig(
-            svg, format="svg", metadata={**words, "Date": None, "Creator": "normjax"}
-        )
+        words |= {"Date": None, "Creator": "normjax"}
+        figure.canvas.savefig(svg, format="svg", metadata=words)
     tables.write_bytes(folder / f"{figure.name}.png", png.getvalue())
     tables.write_bytes(folder / f"{figure.name}.svg", svg.getvalue())
     tables.write_text(folder / f"{figure.name}.csv", tables.csv_text(figure.columns, figure.rows))
