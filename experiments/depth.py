@@ -19,6 +19,7 @@ from normjax import configs
 from normjax.errors import UserError
 from normjax.placements import PLACEMENTS
 from normjax.reporting import palette
+from normjax.reporting.wording import counted
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Axis, Cell, ExperimentConfig, Question
@@ -75,7 +76,7 @@ def cells(config: ExperimentConfig) -> list[Cell]:
         title = f"{row.title}, no residual" if removed else row.title
         what = "only the branch is passed on (a = 0)" if removed else row.summary or row.title
         for depth in sorted(set(depths)):
-            blocks = f"{depth} block" if depth == 1 else f"{depth} blocks"
+            blocks = counted(depth, "block")
             scanned = {"model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM}
             found.append(
                 Cell(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import random
@@ -9,6 +10,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from normjax.reporting import loading
+from normjax.reporting.results import Results
 from normjax.runs import runlog
 
 ABLATION = {
@@ -42,6 +45,28 @@ CONFIG = {
     "train": {"steps": 600, "batch": 12, "learning_rate": 0.003, "seeds": [0, 1, 2]},
 }  # fmt: skip
 START, UNIGRAM, UNIFORM = 4.52, 3.31, math.log(84)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def finals(
+    workdir: Path, cells: list[dict[str, Any]], losses: dict[str, list[float | None]], **more: Any
+) -> Results:
+    """A grid with exact final losses by cell and seed; None stands for a diverged run."""
+    runs = [planned(c["name"], s) for c in cells for s in range(len(losses[c["name"]]))]
+    runlog.write_json(workdir / "grid.json", plan(cells, runs, **more))
+    for run in runs:
+        loss = losses[run["cell"]][run["seed"]]
+        folder = workdir / "runs" / run["id"]
+        folder.mkdir(parents=True)
+        runlog.append_metrics(folder, {"step": 600, "validation/loss": loss})
+        state = {"state": "done"} if loss is not None else {"state": "diverged", "diverged_at": 7}
+        runlog.write_json(folder / "status.json", {**state, "step": 600, "steps": 600})
+    return loading.load(workdir)
 
 
 def cell(name: str, title: str, description: str, changes: dict, **more: Any) -> dict[str, Any]:

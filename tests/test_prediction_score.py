@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import random
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import report_workdirs
+from report_workdirs import read_csv
 from scipy import stats
 
 from normjax.predictions import given, parsing, record
@@ -226,8 +226,7 @@ def judged(workdir):
 
 
 def test_a_ranking_on_a_workdir_agrees_with_its_summary(ranked):
-    with open(ranked / "summary.csv", newline="") as file:
-        measured = {r["cell"]: float(r["validation_loss"]) for r in csv.DictReader(file)}
+    measured = {r["cell"]: float(r["validation_loss"]) for r in read_csv(ranked / "summary.csv")}
     place = {"full": 1, "post-norm": 2, "no-norm": 3, "no-mlp": 4.5, "no-positions": 4.5,
              "no-residual": 6, "no-attention": 7}  # fmt: skip
     found, said = judged(ranked)
@@ -237,10 +236,9 @@ def test_a_ranking_on_a_workdir_agrees_with_its_summary(ranked):
     assert f"Spearman correlation of {found.score.spearman.value:+.2f}" in said[0]
     assert any("Wrong: no-residual before no-attention" in text for text in said)
     assert said[-1] == "Most wrong: no-residual, expected in place 6, measured in place 7 of 7."
-    with open(ranked / "figures" / "prediction.csv", newline="") as file:
-        rows = {row["name"]: row for row in csv.DictReader(file)}
-    assert {name: float(row["predicted_rank"]) for name, row in rows.items()} == place
-    assert {name: float(row["measured_loss"]) for name, row in rows.items()} == measured
+    drawn = {row["name"]: row for row in read_csv(ranked / "figures" / "prediction.csv")}
+    assert {name: float(row["predicted_rank"]) for name, row in drawn.items()} == place
+    assert {name: float(row["measured_loss"]) for name, row in drawn.items()} == measured
 
 
 def test_the_page_has_the_section(ranked, stated):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import html.parser
 import json
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import report_workdirs
+from report_workdirs import read_csv
 from scipy import stats
 
 from normjax.errors import UserError
@@ -22,11 +22,6 @@ from normjax.reporting import palette, report
 from normjax.runs import runlog
 
 FULL = {f"{name}-s{seed}-0.003" for name in report_workdirs.ABLATION for seed in range(3)}
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 class _Page(html.parser.HTMLParser):
@@ -61,15 +56,13 @@ def _page(workdir: Path) -> _Page:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     workdir = report_workdirs.ablation(tmp_path_factory.mktemp("finished"))
-    report.write(workdir)
-    return workdir
+    return report.write(workdir).parent
 
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory) -> Path:
     workdir = report_workdirs.troubled(tmp_path_factory.mktemp("troubled"))
-    report.write(workdir)
-    return workdir
+    return report.write(workdir).parent
 
 
 def test_no_jax_is_imported(tmp_path):
@@ -88,7 +81,7 @@ def test_no_jax_is_imported(tmp_path):
 
 
 def test_results_hold_every_run_and_evaluation(troubled):
-    rows = _rows(troubled / "results.csv")
+    rows = read_csv(troubled / "results.csv")
     assert {row["run"] for row in rows} == FULL
     for run in FULL:
         lines = runlog.read_metrics(troubled / "runs" / run)
@@ -101,7 +94,7 @@ def test_results_hold_every_run_and_evaluation(troubled):
 
 
 def test_numbers_survive_the_csv_exactly(finished):
-    rows = [r for r in _rows(finished / "results.csv") if r["run"] == "full-s1-0.003"]
+    rows = [r for r in read_csv(finished / "results.csv") if r["run"] == "full-s1-0.003"]
     lines = runlog.read_metrics(finished / "runs" / "full-s1-0.003")
     for row, line in zip(rows, lines, strict=True):
         assert float(row["validation_loss"]) == line["validation/loss"]
@@ -130,7 +123,7 @@ def test_only_time_columns_differ_between_equal_runs(finished, tmp_path):
             line["time/tokens_per_s"] = 12345.0
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     report.write(copy)
-    first, second = _rows(finished / "results.csv"), _rows(copy / "results.csv")
+    first, second = read_csv(finished / "results.csv"), read_csv(copy / "results.csv")
     columns = list(first[0])
     times = [name for name in columns if name.startswith("time_")]
     assert columns[-len(times) :] == times and len(times) == 2
@@ -145,7 +138,7 @@ def test_summary_agrees_with_scipy(finished):
         folders = [finished / "runs" / f"{cell}-s{seed}-0.003" for seed in range(3)]
         return np.array([runlog.read_metrics(f)[-1]["validation/loss"] for f in folders])
 
-    rows = {row["cell"]: row for row in _rows(finished / "summary.csv")}
+    rows = {row["cell"]: row for row in read_csv(finished / "summary.csv")}
     assert list(rows) == list(report_workdirs.ABLATION)
     for cell, row in rows.items():
         values = losses(cell)
@@ -165,7 +158,7 @@ def test_summary_agrees_with_scipy(finished):
 
 
 def test_divergence_is_counted_and_never_averaged(troubled):
-    rows = {row["cell"]: row for row in _rows(troubled / "summary.csv")}
+    rows = {row["cell"]: row for row in read_csv(troubled / "summary.csv")}
     lost, partial = rows["no-residual"], rows["no-norm"]
     assert (lost["runs"], lost["finished"], lost["diverged"]) == ("3", "0", "3")
     assert lost["validation_loss"] == lost["validation_loss_low"] == lost["difference"] == ""
@@ -187,7 +180,7 @@ def test_run_without_a_finite_last_loss_counts_as_diverged(tmp_path):
     lines[-1]["validation/loss"] = None
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     report.write(workdir)
-    row = next(r for r in _rows(workdir / "summary.csv") if r["cell"] == "no-mlp")
+    row = next(r for r in read_csv(workdir / "summary.csv") if r["cell"] == "no-mlp")
     assert (row["finished"], row["diverged"]) == ("1", "1")
 
 
@@ -198,7 +191,7 @@ def test_torn_and_repeated_lines(tmp_path):
     again = {**before[-1], "validation/loss": 1.25}
     path.write_text(path.read_text() + json.dumps(again) + "\n" + '{"step": 650, "valid')
     report.write(workdir)
-    rows = [r for r in _rows(workdir / "results.csv") if r["run"] == "full-s0-0.003"]
+    rows = [r for r in read_csv(workdir / "results.csv") if r["run"] == "full-s0-0.003"]
     assert len(rows) == len(before) and rows[-1]["validation_loss"] == "1.25"
 
 
@@ -207,7 +200,7 @@ def test_damaged_status_does_not_drop_a_run(tmp_path):
     (workdir / "runs" / "no-mlp-s0-0.003" / "status.json").write_text('{"state": "do')
     page = _page(workdir)
     assert "no-mlp seed 0: interrupted at step 600 of 600" in page.text
-    row = next(r for r in _rows(workdir / "summary.csv") if r["cell"] == "no-mlp")
+    row = next(r for r in read_csv(workdir / "summary.csv") if r["cell"] == "no-mlp")
     assert (row["runs"], row["finished"], row["diverged"]) == ("1", "0", "0")
 
 
@@ -248,8 +241,8 @@ def test_figures_have_picture_vector_and_data(finished):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         root = ElementTree.parse(folder / f"{name}.svg").getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert _rows(folder / f"{name}.csv")
-    data = _rows(folder / "learning_curves.csv")
+        assert read_csv(folder / f"{name}.csv")
+    data = read_csv(folder / "learning_curves.csv")
     assert len(data) == 21 * 13
     assert {row["variant"] for row in data} == set(report_workdirs.ABLATION)
 
@@ -286,7 +279,7 @@ def test_depth_grid_is_ranked_within_each_depth(tmp_path):
     report.write(report_workdirs.depth(tmp_path))
     names = {path.stem for path in (tmp_path / "figures").iterdir()}
     assert {"loss_by_depth", "difference_by_depth"} <= names
-    rows = _rows(tmp_path / "summary.csv")
+    rows = read_csv(tmp_path / "summary.csv")
     assert len(rows) == 24
     by_x: dict[str, list[int]] = {}
     for row in rows:
@@ -297,12 +290,12 @@ def test_depth_grid_is_ranked_within_each_depth(tmp_path):
 
 def test_several_rates_give_a_row_each(tmp_path):
     report.write(report_workdirs.ablation(tmp_path, seeds=2, rates=(0.001, 0.003)))
-    rows = _rows(tmp_path / "summary.csv")
+    rows = read_csv(tmp_path / "summary.csv")
     assert len(rows) == 14
     assert {(r["cell"], r["learning_rate"]) for r in rows} == {
         (cell, rate) for cell in report_workdirs.ABLATION for rate in ("0.001", "0.003")
     }
-    runs = {r["run"]: float(r["validation_loss"]) for r in _rows(tmp_path / "results.csv")}
+    runs = {r["run"]: float(r["validation_loss"]) for r in read_csv(tmp_path / "results.csv")}
     for row in rows:
         if row["cell"] != "full":
             cell, end = row["cell"], row["learning_rate"]
@@ -318,8 +311,8 @@ def test_nothing_started_yet(tmp_path):
     page = _page(tmp_path)
     assert "1 of 1 runs has not finished" in page.text
     assert "No run was planned for b" in page.text
-    assert [row["state"] for row in _rows(tmp_path / "results.csv")] == ["missing"]
-    assert [row["cell"] for row in _rows(tmp_path / "summary.csv")] == ["full", "b"]
+    assert [row["state"] for row in read_csv(tmp_path / "results.csv")] == ["missing"]
+    assert [row["cell"] for row in read_csv(tmp_path / "summary.csv")] == ["full", "b"]
     assert "full" in report.headline(tmp_path)
 
 

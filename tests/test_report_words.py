@@ -10,23 +10,28 @@ import report_workdirs
 
 from normjax.placements import PLACEMENTS
 from normjax.reporting import drawing, explanations, findings, loading, trends, wording
-from normjax.runs import runlog
+from normjax.reporting.results import Results
 
 
-def _grid(workdir: Path, losses: dict[str, list[float | None]], **more) -> loading.Results:
-    """A grid with exact final losses by cell and seed; None stands for a diverged run."""
+def _grid(workdir: Path, losses: dict[str, list[float | None]]) -> Results:
+    """A grid without an x axis."""
     changes = {name: row[2] for name, row in report_workdirs.ABLATION.items()}
     cells = [report_workdirs.cell(n, n, "", changes.get(n, {"train.batch": 1})) for n in losses]
-    runs = [report_workdirs.planned(n, seed) for n in losses for seed in range(len(losses[n]))]
-    runlog.write_json(workdir / "grid.json", report_workdirs.plan(cells, runs, **more))
-    for run in runs:
-        loss = losses[run["cell"]][run["seed"]]
-        folder = workdir / "runs" / run["id"]
-        folder.mkdir(parents=True)
-        runlog.append_metrics(folder, {"step": 600, "validation/loss": loss})
-        state = {"state": "done"} if loss is not None else {"state": "diverged", "diverged_at": 7}
-        runlog.write_json(folder / "status.json", {**state, "step": 600, "steps": 600})
-    return loading.load(workdir)
+    return report_workdirs.finals(workdir, cells, losses)
+
+
+def _sweep(workdir: Path, losses: dict[str, dict[int, list[float | None]]]) -> Results:
+    """A grid over depth."""
+    cells = [
+        report_workdirs.cell(
+            f"{name}-{x}", "", "", {"model.depth": x, **report_workdirs.DEPTH[name][0]},
+            series=name, x=x,
+        )
+        for name, points in losses.items() for x in points
+    ]  # fmt: skip
+    ends = {f"{name}-{x}": each for name, points in losses.items() for x, each in points.items()}
+    axis = {"name": "depth", "label": "depth", "scale": "log2"}
+    return report_workdirs.finals(workdir, cells, ends, baseline="pre", x=axis)
 
 
 def _text(results) -> str:
@@ -125,42 +130,12 @@ def test_rates_name_the_edge(tmp_path):
     assert "full, learning rate 0.003" in text and "edge of what was tried" in text
 
 
-def _sweep(workdir: Path, losses: dict[str, dict[int, list[float | None]]]):
-    cells, runs, finals = [], [], {}
-    for name, points in losses.items():
-        for x, values in points.items():
-            changes = {"model.depth": x, **report_workdirs.DEPTH[name][0]}
-            entry = report_workdirs.cell(f"{name}-{x}", "", "", changes, series=name, x=x)
-            cells.append(entry)
-            for seed, loss in enumerate(values):
-                runs.append(report_workdirs.planned(entry["name"], seed))
-                finals[runs[-1]["id"]] = loss
-    axis = {"name": "depth", "label": "depth", "scale": "log2"}
-    plan = report_workdirs.plan(cells, runs, baseline="pre", x=axis)
-    runlog.write_json(workdir / "grid.json", plan)
-    for run in runs:
-        loss = finals[run["id"]]
-        folder = workdir / "runs" / run["id"]
-        folder.mkdir(parents=True)
-        runlog.append_metrics(folder, {"step": 600, "validation/loss": loss})
-        state = "done" if loss is not None else "diverged"
-        runlog.write_json(folder / "status.json", {"state": state, "step": 600, "steps": 600})
-    return loading.load(workdir)
-
-
 def test_trend_crossing_and_divergence_along_x(tmp_path):
-    results = _sweep(
-        tmp_path,
-        {
-            "pre": {2: FULL, 4: FULL, 8: FULL},
-            "post": {
-                2: _plus(-0.1, -0.1, -0.11),
-                4: _plus(-0.1, 0.1, 0.01),
-                8: _plus(0.3, 0.3, 0.31),
-            },
-            "none": {2: _plus(0.02, 0.02, 0.021), 4: _plus(0.1, 0.1, 0.1), 8: [None] * 3},
-        },
-    )
+    results = _sweep(tmp_path, {
+        "pre": {2: FULL, 4: FULL, 8: FULL},
+        "post": {2: _plus(-0.1, -0.1, -0.11), 4: _plus(-0.1, 0.1, 0.01), 8: _plus(0.3, 0.3, 0.31)},
+        "none": {2: _plus(0.02, 0.02, 0.021), 4: _plus(0.1, 0.1, 0.1), 8: [None] * 3},
+    })  # fmt: skip
     text = _text(results)
     assert "At depth 8, every run of none diverged" in text
     assert "post lies furthest above pre, by +0.303" in text
@@ -171,13 +146,8 @@ def test_trend_crossing_and_divergence_along_x(tmp_path):
 
 
 def test_crossing_within_noise_is_not_clear(tmp_path):
-    results = _sweep(
-        tmp_path,
-        {
-            "pre": {2: FULL, 4: FULL},
-            "post": {2: _plus(-0.3, 0.1, 0.1), 4: _plus(0.3, -0.1, -0.1)},
-        },
-    )
+    post = {2: _plus(-0.3, 0.1, 0.1), 4: _plus(0.3, -0.1, -0.1)}
+    results = _sweep(tmp_path, {"pre": {2: FULL, 4: FULL}, "post": post})
     (crossing,) = trends.crossings(trends.lines(results))
     assert not crossing.clear
     assert "within the noise" in _text(results)

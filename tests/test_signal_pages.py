@@ -1,12 +1,12 @@
 """The page on signals: drawn from files alone, complete, safe, silent where there are none."""
 
-import csv
 import json
 import re
 
 import numpy as np
 import pytest
 import report_workdirs
+from report_workdirs import read_csv
 
 from normjax.diagnostics import definitions, evidence, log, postmortem, self_test, verdict
 from normjax.diagnostics.postmortem import Check
@@ -70,13 +70,8 @@ def workdir(tmp_path_factory):
     return folder
 
 
-def rows(path):
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_verdicts_stand_in_a_table_and_in_every_folder(workdir):
-    found = {row["run"]: row for row in rows(workdir / "verdicts.csv")}
+    found = {row["run"]: row for row in read_csv(workdir / "verdicts.csv")}
     assert len(found) == 6
     page = (workdir / "report.html").read_text()
     for run, row in found.items():
@@ -105,13 +100,13 @@ def test_every_figure_has_picture_vector_and_data(workdir):
     page = (workdir / "report.html").read_text()
     for name in names:
         assert (figures / f"{name}.png").stat().st_size > 3000
-        assert len(rows(figures / f"{name}.csv")) >= L
+        assert len(read_csv(figures / f"{name}.csv")) >= L
         assert f'id="{name}"' in page and f"figures/{name}.svg" in page
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+", "", page)
 
 
 def test_heat_map_data_are_medians_over_seeds(workdir):
-    found = rows(workdir / "figures" / "signal_residual_rms_after.csv")
+    found = read_csv(workdir / "figures" / "signal_residual_rms_after.csv")
     own = [
         dict(log.read_signals(workdir / "runs" / f"full-s{seed}-0.003")) for seed in range(2)
     ]  # fmt: skip
@@ -124,7 +119,7 @@ def test_heat_map_data_are_medians_over_seeds(workdir):
     assert {(row["variant"], row["block"]) for row in lost} == {("no-norm", "3")}
     # The finite seed still counts there.
     assert all(float(row["median"]) > 0 for row in lost)
-    every = rows(workdir / "figures" / "profiles_layers_last.csv")
+    every = read_csv(workdir / "figures" / "profiles_layers_last.csv")
     layered = [n for n, row in definitions.SIGNALS.items() if "layer" in row.axes and not row.each]
     assert {row["signal"] for row in every} == set(layered)
 
@@ -134,7 +129,7 @@ def test_all_definitions_and_bands_are_printed(workdir):
     page = page.replace("&#39;", "'").replace("&gt;", ">").replace("&lt;", "<")
     for name, row in definitions.SIGNALS.items():
         assert f"<code>{name}</code>" in page and row.definition in page and row.source in page
-    for _, bounds, band in signal_page.band_rows():
+    for _, bounds, band in signal_page.bandrows():
         assert bounds in page and band.reason in page and band.source in page
 
 
@@ -142,7 +137,7 @@ def test_the_autopsy_is_told(workdir):
     page = re.sub(r"\s+", " ", (workdir / "report.html").read_text())
     assert "Replayed from the checkpoint of step 200, measured before every step from 220" in page
     assert "First to move was the largest logit in block 2, head 2, before step 241" in page
-    moved = rows(workdir / "figures" / "autopsy_no-norm-s0-0.003.csv")
+    moved = read_csv(workdir / "figures" / "autopsy_no-norm-s0-0.003.csv")
     assert moved[0]["signal"] == "attention/logit_max"
     assert moved[0]["place"] == "block 2, head 2"
 
@@ -184,7 +179,7 @@ def test_no_signals_no_section(tmp_path):
     looks = palette.looks(results.series, results.baseline)
     assert signal_page.sections(results, signals, {}, looks) == []
     signal_data.write(results, signals)
-    found = rows(folder / "verdicts.csv")
+    found = read_csv(folder / "verdicts.csv")
     assert {row["basis"] for row in found} == {"metrics"}
     assert all("no signals were measured" in row["sentence"] for row in found)
 

@@ -21,7 +21,7 @@ from normjax.data.tasks.task import INFORMATION
 from normjax.data.windows import batches, evaluation_windows
 from normjax.decoder import DecoderConfig
 from normjax.errors import UserError
-from normjax.reporting import curves, loading, palette
+from normjax.reporting import figures, loading, palette
 from normjax.runs import estimates, grid, runner
 from normjax.runs.experiment import Options
 from normjax.runs.grid import Cell, ExperimentConfig, Question
@@ -269,7 +269,7 @@ def test_the_page_names_unit_and_optimum(workdir):
 
 def test_learning_curves_reach_down_to_the_optimum(workdir):
     results = loading.load(workdir)
-    figure = curves.learning_curves(results, palette.looks(results.series, results.baseline))
+    figure = figures.learning_curves(results, palette.looks(results.series, results.baseline))
     assert figure is not None
     (axes,) = figure.canvas.axes
     optimum = build("copy", 16).optimum("full")

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.mechanisms.data import Entry, Mechanisms, TaskResult
 from experiments.mechanisms.verdicts import AT_FLOOR, COMPUTES, FAILS, NO_FLOOR, NO_RUN, UNRELIABLE
-from normjax.reporting import curves, drawing
+from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE, PANEL, VERMILLION, WINE
 from normjax.reporting.results import DIVERGED, FINISHED
@@ -229,7 +229,9 @@ def learning(found: Mechanisms) -> Figure:
                 ]
                 late += [run.final_loss] if run.final_loss is not None else []
             done = [run for run in shown if run.outcome == FINISHED]
-            steps, (_, middle, _) = curves.mean_band(done, "validation/loss")
+            each = [dict(zip(*run.curve("validation/loss"), strict=True)) for run in done]
+            steps = sorted(set.intersection(*map(set, each))) if each else []
+            middle = [math.fsum(own[step] for own in each) / len(each) for step in steps]
             axes.plot(steps, middle, color=look.colour, ls=look.dash, lw=1.7)
             if steps:
                 axes.plot(steps[-1], middle[-1], color=look.colour, marker=look.marker, ms=5,

@@ -13,6 +13,7 @@ from experiments.spectrum.data import Point, Survey
 from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import INK, MUTED, Look
+from normjax.reporting.wording import counted
 
 BINS = 32
 
@@ -67,7 +68,7 @@ def stacks(survey: Survey) -> Figure | None:
         data += _histogram(
             panel, logs[np.isfinite(logs)], points[0].law("stack"), look, (name, "stack")
         )
-        panel.set_title(f"{drawing.elide(name, 22)}, {points[0].depth} blocks")
+        panel.set_title(f"{drawing.elide(name, 22)}, {counted(points[0].depth, 'block')}")
     for panel in panels[len(cells) :]:
         panel.set_visible(False)
     canvas.supxlabel("singular value (logarithmic scale)", fontsize=9)

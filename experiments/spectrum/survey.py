@@ -20,6 +20,7 @@ from experiments.spectrum.predicted import Overlay, overlay, scales
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.reporting import tables
+from normjax.reporting.wording import counted
 from normjax.runs import runlog
 
 FORMAT = 1
@@ -105,7 +106,7 @@ def survey(
                 kept[f"scale/{name}"] = scales(parts, blocks, positions[-1], sizes)
         arrays |= {f"{number}/{name}": array for name, array in kept.items()}
         entries.append(entry)
-        say(f"{condition.label}: {parts.config.depth} blocks measured")
+        say(f"{condition.label}: {counted(parts.config.depth, 'block')} measured")
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **cast(dict[str, Any], arrays))
     tables.write_bytes(folder / "spectra.npz", buffer.getvalue())

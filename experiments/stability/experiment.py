@@ -33,6 +33,7 @@ from normjax.decoder import DecoderConfig
 from normjax.errors import UserError, check_choice
 from normjax.placements import PLACEMENTS
 from normjax.reporting import palette
+from normjax.reporting.wording import counted
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Axis, Cell, ExperimentConfig, GridConfig, Question
@@ -118,8 +119,8 @@ def cells(config: Config) -> list[Cell]:
                 found.append(
                     Cell(
                         f"{name}-{depth}-w{warmup}",
-                        f"{title}, {depth} blocks, {words}",
-                        f"{depth} blocks, {words}.",
+                        f"{title}, {counted(depth, 'block')}, {words}",
+                        f"{counted(depth, 'block')}, {words}.",
                         changes,
                         f"{name}, {words}",
                         depth,

@@ -15,6 +15,7 @@ from experiments.stability.data import DIVERGES, IS_STUCK, OPEN, Place, Predicto
 from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import INK, MUTED, Look
+from normjax.reporting.wording import counted
 
 COLUMNS = 4
 SHOWN = 14
@@ -152,7 +153,7 @@ def curves(stability: Stability, looks: dict[str, Look]) -> Figure | None:
             drawing.log_axis(panel, "x")
             panel.grid(True, axis="y")
             if row == 0:
-                panel.set_title(f"{depth} blocks")
+                panel.set_title(counted(depth, "block"))
             if column == 0:
                 panel.set_ylabel(f"warm-up {warmup}" if warmup else "no warm-up")
     if not data:

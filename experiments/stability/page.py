@@ -26,7 +26,7 @@ from normjax.reporting import explanations, html, palette, report, tables
 from normjax.reporting.drawing import Figure
 from normjax.reporting.page import flat
 from normjax.reporting.palette import Look
-from normjax.reporting.wording import listed
+from normjax.reporting.wording import counted, listed
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -144,7 +144,7 @@ def _residual_or_norm(stability: Stability) -> str:
     for depth in stability.values("depth"):
         residual = _gap(stability, "no-residual", depth)
         norm = _gap(stability, "none", depth)
-        parts.append(f"{depth} blocks {_signed(residual)} and {_signed(norm)}")
+        parts.append(f"{counted(depth, 'block')} {_signed(residual)} and {_signed(norm)}")
         if norm is not None:
             (more if residual is None or residual > norm else less).append(str(depth))
     text = (
@@ -174,7 +174,7 @@ def _without_norm(stability: Stability) -> str:
     parts = []
     for depth in stability.values("depth"):
         own, base = _share(stability, "none", depth), _share(stability, "pre", depth)
-        parts.append(f"{depth} blocks {own[0]} of {own[1]} (pre-norm {base[0]})")
+        parts.append(f"{counted(depth, 'block')} {own[0]} of {own[1]} (pre-norm {base[0]})")
     shallow = stability.values("depth")[0]
     gap = _gap(stability, "none", shallow)
     text = (
@@ -185,8 +185,8 @@ def _without_norm(stability: Stability) -> str:
         return text
     word = "is not catastrophic" if gap < 0.5 else "is catastrophic even"
     return text + (
-        f" At {shallow} blocks and its best rate it ends {_signed(gap)} nats from pre-norm:"
-        f" removing the norms {word} in a shallow model."
+        f" At {counted(shallow, 'block')} and its best rate it ends {_signed(gap)} nats from"
+        f" pre-norm: removing the norms {word} in a shallow model."
     )
 
 
@@ -204,7 +204,7 @@ def _pre_or_post(stability: Stability) -> str:
         half = len(warmups)
         gap = _gap(stability, "post", depth)
         parts.append(
-            f"{depth} blocks: pre-norm {' / '.join(ranges[:half])}, post-norm"
+            f"{counted(depth, 'block')}: pre-norm {' / '.join(ranges[:half])}, post-norm"
             f" {' / '.join(ranges[half:])}, best losses {_signed(gap)} apart"
         )
     shown = " / ".join(f"warm-up {w}" if w else "no warm-up" for w in warmups)
@@ -231,8 +231,8 @@ def _sensitivity(stability: Stability) -> str:
     if not parts:
         return ""
     return (
-        f"Learning-rate sensitivity at {deepest} blocks, in nats, from the most forgiving on, of"
-        f" those that train at their best rate: {'; '.join(parts)}."
+        f"Learning-rate sensitivity at {counted(deepest, 'block')}, in nats, from the most"
+        f" forgiving on, of those that train at their best rate: {'; '.join(parts)}."
     )
 
 

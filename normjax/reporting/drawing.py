@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
@@ -27,48 +28,20 @@ WIDTH = 7.4
 """Width of every figure in inches: at this size its 9 point text is read on a page."""
 
 _STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": True,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "text.color": INK,
-    "text.parse_math": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "savefig.facecolor": PAPER,
-    "svg.hashsalt": "normjax",
-    "svg.fonttype": "path",
-    "legend.frameon": False,
-    "lines.solid_capstyle": "round",
-}
+    "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK, "text.parse_math": False,
+    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.linewidth": 0.8, "axes.axisbelow": True,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.unicode_minus": True,
+    "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
+    "grid.color": GRID, "grid.linewidth": 0.7, "legend.frameon": False,
+    "figure.facecolor": PAPER, "axes.facecolor": "none", "savefig.facecolor": PAPER,
+    "svg.hashsalt": "normjax", "svg.fonttype": "path", "lines.solid_capstyle": "round",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure ready to be saved: its canvas, its words and its data.
-
-    Attributes:
-        name: file name without ending.
-        title: heading on the page.
-        caption: what is drawn and how to read it.
-        canvas: the matplotlib figure.
-        columns: names of the data's columns.
-        rows: the data.
-    """
+    """A figure ready to be saved: file name without ending, words, canvas, and the data drawn."""
 
     name: str
     title: str
@@ -76,6 +49,13 @@ class Figure:
     canvas: Canvas
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
+
+
+def figure(
+    name: str, title: str, caption: str, canvas: Canvas, rows: Sequence[Mapping[str, Any]]
+) -> Figure:
+    """Return a figure whose data are the rows that it was drawn from, all with the same keys."""
+    return Figure(name, title, caption, canvas, list(rows[0]), [list(r.values()) for r in rows])
 
 
 @contextmanager
@@ -95,18 +75,17 @@ def save(figure: Figure, folder: Path, description: str) -> str:
     Args:
         figure: what to save.
         folder: where; made if absent.
-        description: provenance, put into the metadata of both pictures.
+        description: provenance, for the metadata of both pictures.
 
     Returns:
         The SVG text.
     """
     with style():
         png, svg = io.BytesIO(), io.BytesIO()
-        words = {"Title": figure.title, "Description": description}
+        words: dict[str, Any] = {"Title": figure.title, "Description": description}
         figure.canvas.savefig(png, format="png", dpi=200, metadata={**words, "Software": "normjax"})
-        figure.canvas.savefig(
-            svg, format="svg", metadata={**words, "Date": None, "Creator": "normjax"}
-        )
+        words |= {"Date": None, "Creator": "normjax"}
+        figure.canvas.savefig(svg, format="svg", metadata=words)
     tables.write_bytes(folder / f"{figure.name}.png", png.getvalue())
     tables.write_bytes(folder / f"{figure.name}.svg", svg.getvalue())
     tables.write_text(folder / f"{figure.name}.csv", tables.csv_text(figure.columns, figure.rows))
@@ -136,12 +115,8 @@ def fixed_canvas(
 ) -> Canvas:
     """Return an empty figure with margins in inches, for panels of a known layout.
 
-    Solving the layout of dozens of panels takes seconds.
-
-    Args:
-        height: in inches.
-        left, right, bottom, top: margins in inches.
-        gaps: between columns and between rows, as parts of a panel.
+    Gaps are between columns and between rows, as parts of a panel. Solving the layout of dozens of
+    panels takes seconds.
     """
     made = Canvas(figsize=(WIDTH, height))
     made.subplots_adjust(
@@ -157,15 +132,6 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
     Least squares with an order constraint: after subtracting ``i gap`` from the i-th smallest the
     answer must not fall, which pooling adjacent violators solves exactly. The result is kept within
     ``[low, high]`` where that leaves room.
-
-    Args:
-        positions: wanted places.
-        gap: least distance of two neighbours.
-        low: lower end of the room.
-        high: upper end of the room.
-
-    Returns:
-        Places in the order of the input.
 
     >>> spread([0.0, 0.0], 1.0, -10.0, 10.0)
     [-0.5, 0.5]
@@ -230,7 +196,7 @@ def power_of_ten(value: float) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def log_axis(axes: Axes, name: str = "y", every: int = 0) -> None:
+def log_axis(axes: Axes, name: str = "y", every: int = 0, most: int = 6) -> None:
     """Make an axis logarithmic, ticked so that a page can be read: call it once all is drawn.
 
     Args:
@@ -239,23 +205,27 @@ def log_axis(axes: Axes, name: str = "y", every: int = 0) -> None:
         every: powers of ten from tick to tick; 0 chooses, down to parts of a decade where the axis
             is short. An axis shorter than half a decade is widened to that: rounding must not look
             like a trend.
+        most: how many ticks there may be.
     """
     getattr(axes, f"set_{name}scale")("log")
-    axis = getattr(axes, f"{name}axis")
-    axis.set_minor_locator(NullLocator())
     low, high = getattr(axes, f"get_{name}lim")()
     if high / low < 3.2:
         middle = math.sqrt(low * high)
         low, high = middle / 1.8, middle * 1.8
         getattr(axes, f"set_{name}lim")(low, high)
+    log_ticks(getattr(axes, f"{name}axis"), low, high, every, most)
+
+
+def log_ticks(axis: Axis, low: float, high: float, every: int = 0, most: int = 6) -> None:
+    """Tick an axis that is logarithmic already; see :func:`log_axis`."""
+    axis.set_minor_locator(NullLocator())
     decades = math.log10(high / low)
     if decades < 1.6 and not every:
-        axis.set_major_locator(
-            LogLocator(subs=(1, 2, 5) if decades > 0.7 else (1, 1.5, 2, 3, 5, 7))
-        )
+        subs = (1, 2, 5) if decades > 0.7 else (1, 1.5, 2, 3, 5, 7)
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         return
-    axis.set_major_locator(LogLocator(10.0 ** (every or math.ceil(decades / 6)), numticks=30))
+    axis.set_major_locator(LogLocator(10.0 ** (every or math.ceil(decades / most)), numticks=30))
     axis.set_major_formatter(lambda value, _: power_of_ten(value))
 
 
@@ -264,17 +234,9 @@ def legend(
 ) -> None:
     """Put one key for all panels above them."""
     handles = [
-        Line2D(
-            [],
-            [],
-            color=look.colour,
-            marker=look.marker,
-            ls=look.dash,
-            label=elide(name, 20),
-            ms=5,
-            mew=0,
-        )
+        Line2D([], [], color=look.colour, marker=look.marker, ls=look.dash, label=elide(name, 20),
+               ms=5, mew=0)
         for name, look in looks
-    ]
+    ]  # fmt: skip
     place = "upper left" if inside else "outside upper left"  # outside: room is made for it
     figure.legend(handles=handles, loc=place, ncols=columns, handlelength=2.2)

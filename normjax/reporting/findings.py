@@ -6,7 +6,8 @@ one only where its 95 % interval excludes 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from normjax.reporting import explanations
 from normjax.reporting.results import DIVERGED, UNFINISHED, Results, Variant
@@ -34,80 +35,77 @@ from normjax.reporting.wording import (
 
 def warnings(results: Results) -> list[Finding]:
     """Return what a reader must know before any number: unfinished runs, few seeds."""
-    found = []
-    cells = {cell.name: cell for cell in results.cells}
+    return [Finding(WARNING, text) for text in _warnings(results)]
+
+
+def _warnings(results: Results) -> Iterator[str]:
     left = [run for run in results.runs if run.outcome == UNFINISHED]
     if left:
         verb = "has" if len(left) == 1 else "have"
-        each = (f"{cells[run.cell].name} seed {run.seed}: {state_text(run)}" for run in left)
-        text = (
+        each = shortened(f"{run.cell} seed {run.seed}: {state_text(run)}" for run in left)
+        yield (
             f"This report is not complete: {len(left)} of {len(results.runs)} runs {verb} not "
-            f"finished ({shortened(each)}). Means cover finished runs only; starting the same "
-            "command again does what is left."
+            f"finished ({each}). Means cover finished runs only; starting the same command again "
+            "does what is left."
         )
-        found.append(Finding(WARNING, text))
-    used = {run.cell for run in results.runs}
-    bare = [cell.name for cell in results.cells if cell.name not in used]
+    bare = [c.name for c in results.cells if all(run.cell != c.name for run in results.runs)]
     if bare:
-        found.append(Finding(WARNING, f"No run was planned for {listed(bare)}."))
+        yield f"No run was planned for {listed(bare)}."
     if len(results.seeds) == 1:
-        text = "Only one seed was run. One seed gives no interval, so any difference may be chance."
-        found.append(Finding(WARNING, text))
+        yield "Only one seed was run. One seed gives no interval, so any difference may be chance."
     elif len(results.seeds) == 2:
-        text = (
+        yield (
             "Only two seeds were run: an interval from two values is 12.7 standard errors wide to "
             "each side, so little can be decided."
         )
-        found.append(Finding(WARNING, text))
-    return found
 
 
 def comparison(results: Results) -> list[Finding]:
     """Return the findings of a grid without an x axis: what hurts, what does not, what diverged."""
     best = representatives(results)
     base = next((v for v in best if v.cell.series == results.baseline), None)
-    others = [v for v in best if v is not base]
-    found = [*_worst(results, base, others)]
-    found += _rest(results, base, others)
-    found += residual_or_norm(results, best)
-    found += _baseline(results, base)
-    found += no_better_than_counting(results, best)
-    found += _ranks(results, best)
-    found += divergence(results)
-    found += best_rates(results, best)
-    found += _many_comparisons(others)
-    return found
+    gaps = [(v, difference(v, base)) for v in best if v is not base]
+    gaps.sort(key=lambda pair: pair[1].mean or 0.0, reverse=True)
+    known = [(v, gap) for v, gap in gaps if gap.mean is not None]
+    return [
+        *(Finding(MAIN, text) for text in _worst(results, base, best, known)),
+        *(Finding(DETAIL, text) for text in _rest(results, known)),
+        *residual_or_norm(results, best),
+        *(Finding(DETAIL, text) for text in (
+            *_baseline(results, base), *no_better_than_counting(results, best), *_ranks(best),
+            *divergence(results), *best_rates(results, best), *_many(best, base),
+        )),
+    ]  # fmt: skip
 
 
-def _worst(results: Results, base: Variant | None, others: list[Variant]) -> list[Finding]:
-    lost = [v for v in others if v.all_diverged]
-    trained = [v for v in others if difference(v, base).mean is not None]
-    trained.sort(key=lambda v: difference(v, base).mean or 0.0, reverse=True)
-    found = []
+Gaps = Sequence[tuple[Variant, Estimate]]
+
+
+def _worst(
+    results: Results, base: Variant | None, best: Sequence[Variant], gaps: Gaps
+) -> Iterator[str]:
+    lost = [v for v in best if v.all_diverged and v is not base]
     if lost:
-        names = listed(subject(results, v) for v in lost)
-        runs = "every run" if len(lost) == 1 else "every run of each"
-        found.append(f"{capital(names)} hurt{'s' if len(lost) == 1 else ''} most: {runs} diverged.")
+        names = capital(listed(subject(results, v) for v in lost))
+        verb, runs = ("hurts", "") if len(lost) == 1 else ("hurt", " of each")
+        yield f"{names} {verb} most: every run{runs} diverged."
     if base is None or base.loss.mean is None:
-        return [Finding(MAIN, text) for text in [*found, no_baseline(results)]]
-    if not trained:
-        return [Finding(MAIN, text) for text in found]
-    worst, gap = trained[0], difference(trained[0], base)
-    unit = f"nats per {results.unit}"
-    if (gap.mean or 0.0) <= 0:
-        found.append(f"No variant that trained ends at a higher mean loss than {results.baseline}.")
-    else:
+        yield no_baseline(results)
+    elif gaps and (gaps[0][1].mean or 0.0) <= 0:
+        yield f"No variant that trained ends at a higher mean loss than {results.baseline}."
+    elif gaps:
+        (worst, gap), *others = gaps
         name = subject(results, worst)
         start = f"Among what trained, {name}" if lost else capital(name)
-        found.append(f"{start} {_harm(gap, unit, lost)}")
-        if len(trained) > 1 and gap.excludes_zero:
-            found[-1] += " " + _runner_up(results, worst, trained[1])
-    return [Finding(MAIN, text) for text in found]
+        text = f"{start} {_harm(gap, f'nats per {results.unit}', bool(lost))}"
+        if others and gap.excludes_zero:
+            text += f" {_runner_up(results, worst, others[0][0])}"
+        yield text
 
 
-def _harm(gap: Estimate, unit: str, lost: Sequence[Variant]) -> str:
-    verb = "hurts most" if not lost else "costs most"
+def _harm(gap: Estimate, unit: str, lost: bool) -> str:
     if gap.excludes_zero:
+        verb = "costs most" if lost else "hurts most"
         return f"{verb}: {change(gap)} {unit} (95 % interval {span(gap, True)}, {pairs(gap)})."
     if gap.low is None:
         return f"shows the largest difference: {change(gap)} {unit}, without an interval."
@@ -118,8 +116,7 @@ def _harm(gap: Estimate, unit: str, lost: Sequence[Variant]) -> str:
 
 
 def _runner_up(results: Results, first: Variant, second: Variant) -> str:
-    gap = difference(first, second)
-    name = subject(results, second)
+    gap, name = difference(first, second), subject(results, second)
     if gap.excludes_zero:
         return f"It is clearly worse than the next, {name}: their difference is {change(gap)}."
     if gap.low is None:
@@ -130,142 +127,122 @@ def _runner_up(results: Results, first: Variant, second: Variant) -> str:
     )
 
 
-def _rest(results: Results, base: Variant | None, others: list[Variant]) -> list[Finding]:
+def _rest(results: Results, gaps: Gaps) -> Iterator[str]:
     """Sort the variants into worse, better and not distinguishable from the baseline."""
-    gaps = [(v, difference(v, base)) for v in others]
-    gaps = [(v, gap) for v, gap in gaps if gap.mean is not None]
-    gaps.sort(key=lambda pair: pair[1].mean or 0.0, reverse=True)
-
-    def item(pair: tuple[Variant, Estimate]) -> str:
-        return f"{subject(results, pair[0])} {change(pair[1])}"
-
-    worse = [item(p) for p in gaps if p[1].excludes_zero and (p[1].mean or 0) > 0]
-    better = [item(p) for p in gaps if p[1].excludes_zero and (p[1].mean or 0) < 0]
-    same = [item(p) for p in gaps if p[1].low is not None and not p[1].excludes_zero]
-    bare = [item(p) for p in gaps if p[1].low is None]
-    found = []
+    worse, better, same, bare = groups = ([], [], [], [])
+    for variant, gap in gaps:
+        sure = gap.excludes_zero
+        kind = 3 if gap.low is None else 2 if not sure else 0 if (gap.mean or 0) > 0 else 1
+        groups[kind].append(f"{subject(results, variant)} {change(gap)}")
     if len(worse) > 1:
-        found.append(
+        yield (
             f"Clearly worse than {results.baseline} (the interval of the difference excludes 0), "
             f"from most to least: {listed(worse)}."
         )
     if better:
-        found.append(f"Clearly better than {results.baseline}: {listed(better)}.")
+        yield f"Clearly better than {results.baseline}: {listed(better)}."
     if same:
-        found.append(
+        yield (
             f"Not distinguishable from {results.baseline} with these seeds (the interval contains "
             f"0): {listed(same)}. That is no proof of equality; the effect, if any, lies within "
             "the interval."
         )
     if bare:
-        found.append(f"Without an interval, so not decided: {listed(bare)}.")
-    return [Finding(DETAIL, text) for text in found]
+        yield f"Without an interval, so not decided: {listed(bare)}."
 
 
-def _baseline(results: Results, base: Variant | None) -> list[Finding]:
-    if base is None or base.loss.mean is None:
-        return []
-    text = f"The baseline ({results.baseline}) ends at {number(base.loss.mean)} nats"
-    text += f" per {results.unit}"
-    if base.loss.low is not None:
-        text += f" (95 % interval {span(base.loss)}, {base.loss.n} seeds)"
-    text += f"{scales(base.loss.mean, results.unit)}. {references(results)}"
-    return [Finding(DETAIL, text.strip())]
+def _baseline(results: Results, base: Variant | None) -> Iterator[str]:
+    mean = None if base is None else base.loss.mean
+    if base is not None and mean is not None:
+        loss, unit = base.loss, results.unit
+        sure = "" if loss.low is None else f" (95 % interval {span(loss)}, {loss.n} seeds)"
+        text = f"The baseline ({results.baseline}) ends at {number(mean)} nats per {unit}{sure}"
+        yield f"{text}{scales(mean, unit)}. {references(results)}".strip()
 
 
-def no_better_than_counting(results: Results, best: list[Variant]) -> list[Finding]:
+def no_better_than_counting(results: Results, best: Sequence[Variant]) -> Iterator[str]:
     """Name the variants that are not shown to beat the unigram model."""
     unigram = results.reference("unigram")
-    if unigram is None:
-        return []
-    poor = [v for v in best if v.loss.mean is not None and _upper(v) >= unigram]
-    if not poor:
-        return []
-    names = listed(f"{v.label} ({number(v.loss.mean)})" for v in poor)
-    text = (
-        f"Not shown to be better than counting {results.unit}s (unigram loss {number(unigram)}): "
-        f"{names}."
-    )
-    return [Finding(DETAIL, text)]
+    ends = [(v, v.loss.mean if v.loss.high is None else v.loss.high) for v in best]
+    poor = [v for v, end in ends if unigram is not None and end is not None and end >= unigram]
+    if poor:
+        names = listed(f"{v.label} ({number(v.loss.mean)})" for v in poor)
+        yield (
+            f"Not shown to be better than counting {results.unit}s (unigram loss "
+            f"{number(unigram)}): {names}."
+        )
 
 
-def _upper(variant: Variant) -> float:
-    high = variant.loss.high
-    return high if high is not None else variant.loss.mean or 0.0
-
-
-def _ranks(results: Results, best: list[Variant]) -> list[Finding]:
+def _ranks(best: Sequence[Variant]) -> Iterator[str]:
     order = sorted((v for v in best if v.loss.mean is not None), key=lambda v: v.loss.mean or 0.0)
     if len(order) < 2:
-        return []
+        return
     names = [f"{v.cell.series} {number(v.loss.mean)}" for v in order]
     names += [f"{v.cell.series} (diverged)" for v in best if v.all_diverged]
-    text = f"From lowest to highest mean loss: {', '.join(names)}."
     close = [
-        f"{a.cell.series} and {b.cell.series}"
-        for a, b in zip(order, order[1:], strict=False)
+        f"{a.cell.series} and {b.cell.series}" for a, b in itertools.pairwise(order)
         if not difference(b, a).excludes_zero
-    ]
-    if close:
-        text += f" Not decided between these neighbours: {'; '.join(close)}."
-    return [Finding(DETAIL, text)]
+    ]  # fmt: skip
+    unsure = f" Not decided between these neighbours: {'; '.join(close)}." if close else ""
+    yield f"From lowest to highest mean loss: {', '.join(names)}.{unsure}"
 
 
-def divergence(results: Results) -> list[Finding]:
+def divergence(results: Results) -> Iterator[str]:
     """Say which runs diverged and when; means of the others are flattered by their absence."""
     hit = [v for v in results.variants if v.count(DIVERGED)]
     if not hit:
-        finished = all(run.outcome != UNFINISHED for run in results.runs)
-        return [Finding(DETAIL, "No run diverged.")] if finished and results.runs else []
+        if results.runs and all(run.outcome != UNFINISHED for run in results.runs):
+            yield "No run diverged."
+        return
     each = []
-    for variant in hit:
-        runs = [run for run in variant.runs if run.outcome == DIVERGED]
+    for v in hit:
+        runs = [run for run in v.runs if run.outcome == DIVERGED]
         when = ", ".join(f"seed {run.seed} {state_text(run)[9:]}".strip() for run in runs)
-        each.append(f"{variant.label}: {len(runs)} of {len(variant.runs)} ({when})")
+        each.append(f"{v.label}: {len(runs)} of {len(v.runs)} ({when})")
     text = f"Diverged: {'; '.join(each)}."
     if any(not v.all_diverged and v.loss.mean is not None for v in hit):
         text += " Means cover the runs that did not diverge and so flatter these variants."
-    return [Finding(DETAIL, text)]
+    yield text
 
 
-def best_rates(results: Results, best: list[Variant]) -> list[Finding]:
+def best_rates(results: Results, best: Sequence[Variant]) -> Iterator[str]:
     """Say that each variant is compared at its best rates, and where the best lies at an edge."""
     if not results.varied:
-        return []
+        return
     names = listed(name.replace("_", " ") for name in results.varied)
-    each = [v.label for v in best if v.loss.mean is not None]
+    trained = [v for v in best if v.loss.mean is not None]
     text = (
         f"Several values of {names} were tried. The sentences here compare each variant at its own "
-        f"best ({'; '.join(each)}), chosen on the same validation text and so a little flattered; "
-        "the table compares at equal values."
+        f"best ({'; '.join(v.label for v in trained)}), chosen on the same validation text and so "
+        "a little flattered; the table compares at equal values."
     )
-    edge = [v.cell.series for v in best if v.loss.mean is not None and _at_edge(results, v)]
+    edge = [v.cell.series for v in trained if _at_edge(results, v)]
     if edge:
         text += (
             f" The best lies at the edge of what was tried for {listed(edge)}: a wider range may "
             "do better."
         )
-    return [Finding(DETAIL, text)]
+    yield text
 
 
 def _at_edge(results: Results, variant: Variant) -> bool:
     own = [v.rates for v in results.variants if v.cell.name == variant.cell.name and v.rates]
     for name in results.varied:
-        tried = sorted({getattr(rates, name) for rates in own})
-        if len(tried) > 1 and getattr(variant.rates, name) in (tried[0], tried[-1]):
+        tried = {getattr(rates, name) for rates in own}
+        ends = (min(tried), max(tried))
+        if len(tried) > 1 and getattr(variant.rates, name) in ends:
             return True
     return False
 
 
-def _many_comparisons(others: list[Variant]) -> list[Finding]:
-    count = sum(v.loss.low is not None for v in others)
-    if count < 4:
-        return []
-    text = (
-        f"{count} variants are compared with the baseline, each by its own 95 % interval; about "
-        "one interval in twenty misses the truth by chance, so a single close result needs care."
-    )
-    return [Finding(DETAIL, text)]
+def _many(best: Sequence[Variant], base: Variant | None) -> Iterator[str]:
+    count = sum(v.loss.low is not None for v in best if v is not base)
+    if count >= 4:
+        yield (
+            f"{count} variants are compared with the baseline, each by its own 95 % interval; about"
+            " one interval in twenty misses the truth by chance, so a single close result needs"
+            " care."
+        )
 
 
 # --- which of two removals hurts more -------------------------------------------------------------
@@ -281,75 +258,58 @@ def residual_or_norm(results: Results, best: Iterable[Variant]) -> list[Finding]
         for what in _REMOVED:
             if explanations.removes(changes, variant.cell.rows, what):
                 by_x.setdefault(variant.cell.x, {}).setdefault(what, variant)
-    duels = {x: cells for x, cells in by_x.items() if len(cells) == 2}
+    duels = {
+        x: _duel({what: found[what] for what in _REMOVED})
+        for x, found in sorted(by_x.items(), key=lambda item: item[0] or 0.0)
+        if len(found) == len(_REMOVED)
+    }
     if not duels:
         return []
-    opening = "Residual connections or normalization?"
-    if not results.x:
-        text = _duel(*(next(iter(duels.values()))[what] for what in _REMOVED))
-        return [Finding(MAIN, f"{opening} {text}")]
-    name = results.x["name"]
-    each = (
-        f"at {name} {x:g} {_verdict(*(cells[what] for what in _REMOVED))}"
-        for x, cells in sorted(duels.items(), key=lambda item: item[0] or 0.0)
-    )
-    return [Finding(MAIN, f"{opening} What hurts more to remove: {'; '.join(each)}.")]
+    text = next(iter(duels.values()))[1]
+    if results.x:
+        each = (f"at {results.x['name']} {x:g} {brief}" for x, (brief, _) in duels.items())
+        text = f"What hurts more to remove: {'; '.join(each)}."
+    return [Finding(MAIN, f"Residual connections or normalization? {text}")]
 
 
-def _verdict(residual: Variant, norm: Variant) -> str:
-    """Return a duel's outcome in a few words."""
-    if residual.all_diverged and norm.all_diverged:
-        return "neither can be trained"
-    if (norm.all_diverged and residual.losses) or (residual.all_diverged and norm.losses):
-        lost, kept = _REMOVED[:: -1 if norm.all_diverged else 1]
-        return f"{lost} (every run diverged; without {kept} some finished)"
-    gap = difference(residual, norm)
+def _duel(without: Mapping[str, Variant]) -> tuple[str, str]:
+    """Return what hurts more to remove, in a few words and in sentences."""
+    dead = [what for what, variant in without.items() if variant.all_diverged]
+    if len(dead) == len(without):
+        return "neither can be trained", (
+            "Every run diverged without either, so the loss cannot tell which hurts more."
+        )
+    for lost in dead:
+        kept, survivor = next((what, v) for what, v in without.items() if what != lost)
+        if survivor.losses:
+            return f"{lost} (every run diverged; without {kept} some finished)", (
+                f"Removing {lost} hurts more: every run without {lost} diverged, while "
+                f"{survivor.loss.n} of {len(survivor.runs)} without {kept} finished, at a mean "
+                f"loss of {number(survivor.loss.mean)}."
+            )
+    gap = difference(*without.values())
     if gap.mean is None:
-        return "not known yet"
-    more = _REMOVED[0 if gap.mean > 0 else 1]
-    if gap.low is None:
-        return f"{more}, by {number(abs(gap.mean))} in a single pair"
-    sure = "" if gap.excludes_zero else ", not decided: the interval contains 0"
-    return f"{more}, by {number(abs(gap.mean))}\u00a0±\u00a0{number(gap.half_width)}{sure}"
-
-
-def _duel(residual: Variant, norm: Variant) -> str:
-    lost = (residual.count(DIVERGED), norm.count(DIVERGED))
-    counts = (
-        f"Without residual connections {lost[0]} of {len(residual.runs)} runs diverged, without "
-        f"normalization {lost[1]} of {len(norm.runs)}."
-    )
-    if residual.all_diverged and norm.all_diverged:
-        return "Every run diverged without either, so the loss cannot tell which hurts more."
-    if norm.all_diverged and residual.loss.mean is not None:
-        return _fatal(residual, "normalization", "residual connections")
-    if residual.all_diverged and norm.loss.mean is not None:
-        return _fatal(norm, "residual connections", "normalization")
-    gap = difference(residual, norm)
-    if gap.mean is None:
-        return "Not enough finished runs to compare the two by seed."
-    more, less = _REMOVED[:: 1 if gap.mean > 0 else -1]
-    size = f"{number(abs(gap.mean))}" + (
-        f"\u00a0±\u00a0{number(gap.half_width)}" if gap.half_width is not None else ""
-    )
+        return "not known yet", "Not enough finished runs to compare the two by seed."
+    more, less = list(without)[:: 1 if gap.mean > 0 else -1]
+    plain = number(abs(gap.mean))
+    size = plain if gap.half_width is None else f"{plain}\u00a0±\u00a0{number(gap.half_width)}"
+    brief = f"{more}, by {size}"
     if gap.excludes_zero:
         text = (
             f"Removing {more} hurts more than removing {less}, by {size} nats ({pairs(gap)}). The "
             "95 % interval of the paired difference excludes 0, so this is clear at that level."
         )
     elif gap.low is None:
+        brief += " in a single pair"
         text = f"Removing {more} ended higher by {size} nats, but one pair decides nothing."
     else:
+        brief += ", not decided: the interval contains 0"
         text = (
             f"Not decided: removing {more} ended higher by {size} nats on average "
             f"({pairs(gap)}), but the 95 % interval of the paired difference contains 0."
         )
-    return f"{text} {counts}" if any(lost) else text
-
-
-def _fatal(survivor: Variant, lost: str, kept: str) -> str:
-    return (
-        f"Removing {lost} hurts more: every run without {lost} diverged, while "
-        f"{survivor.loss.n} of {len(survivor.runs)} without {kept} finished, at a mean loss of "
-        f"{number(survivor.loss.mean)}."
-    )
+    lost = [(what, v.count(DIVERGED), len(v.runs)) for what, v in without.items()]
+    if any(count for _, count, _ in lost):
+        (first, n, runs), (second, m, others) = lost
+        text += f" Without {first} {n} of {runs} runs diverged, without {second} {m} of {others}."
+    return brief, text

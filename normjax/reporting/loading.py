@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,14 @@ def load(workdir: Path) -> Results:
             f"workdir={workdir}: grid.json has no usable cells and runs ({error!r}); "
             "start the experiment again in a new workdir"
         ) from error
-    known = {cell.name for cell in cells}
     for run in runs:
-        if run.cell not in known:
+        if all(run.cell != cell.name for cell in cells):
             raise UserError(
                 f"workdir={workdir}: run {run.id} belongs to cell {run.cell!r}, which grid.json "
                 "does not list; start the experiment again in a new workdir"
             )
     results = Results(workdir, plan, cells, runs)
-    return Results(workdir, plan, cells, runs, tuple(_variants(results)))
+    return dataclasses.replace(results, variants=tuple(_variants(results)))
 
 
 def _plan(workdir: Path) -> dict[str, Any]:
@@ -69,17 +69,14 @@ def _plan(workdir: Path) -> dict[str, Any]:
 def _cell(entry: dict[str, Any]) -> Cell:
     parameters = finite(entry.get("parameters"))
     return Cell(
-        name=str(entry["name"]),
-        series=str(entry.get("series") or entry["name"]),
-        x=finite(entry.get("x")),
-        title=str(entry.get("title") or entry["name"]),
-        description=str(entry.get("description") or ""),
-        changes=dict(entry.get("changes") or {}),
+        name=str(entry["name"]), series=str(entry.get("series") or entry["name"]),
+        x=finite(entry.get("x")), title=str(entry.get("title") or entry["name"]),
+        description=str(entry.get("description") or ""), changes=dict(entry.get("changes") or {}),
         parameters=None if parameters is None else int(parameters),
         flops_per_token=finite(entry.get("flops_per_token")),
         rows=dict(entry.get("rows") or {}),
         colour=str(entry.get("colour") or ""),
-    )
+    )  # fmt: skip
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -94,29 +91,22 @@ def _run(workdir: Path, entry: dict[str, Any]) -> Run:
     folder = runlog.run_folder(workdir, str(entry["id"]))
     status = _object(folder / "status.json")
     evaluations = tuple(runlog.read_metrics(folder))
-    at = finite(status.get("diverged_at"))
+    at, time = finite(status.get("diverged_at")), status.get("time")
+    known = time if isinstance(time, dict) else {}
     last = evaluations[-1]["step"] if evaluations else 0
     return Run(
-        id=str(entry["id"]),
-        cell=str(entry["cell"]),
-        seed=int(entry["seed"]),
+        id=str(entry["id"]), cell=str(entry["cell"]), seed=int(entry["seed"]),
         rates=Rates(steps=int(entry["steps"]), **{name: float(entry[name]) for name in RATES}),
         state=str(status.get("state") or ("interrupted" if evaluations else "missing")),
         step=max(int(finite(status.get("step")) or 0), last),
-        diverged_at=None if at is None else int(at),
-        reason=status.get("reason"),
+        diverged_at=None if at is None else int(at), reason=status.get("reason"),
         evaluations=evaluations,
-        time={k: v for k in _TIMES if (v := finite(_time(status).get(k))) is not None},
+        time={k: v for k in _TIMES if (v := finite(known.get(k))) is not None},
         environment=_object(folder / "environment.json"),
-    )
+    )  # fmt: skip
 
 
 _TIMES = ("compile_s", "train_s", "peak_memory_mb")
-
-
-def _time(status: dict[str, Any]) -> dict[str, Any]:
-    value = status.get("time")
-    return value if isinstance(value, dict) else {}
 
 
 def _variants(results: Results) -> Iterable[Variant]:
@@ -133,18 +123,13 @@ def _variants(results: Results) -> Iterable[Variant]:
     baselines = {
         (v.cell.x, v.rates): v for v in reversed(drafts) if v.cell.series == results.baseline
     }
-    for variant in drafts:
-        base = baselines.get((variant.cell.x, variant.rates))
-        other = base is not None and variant.cell.series != results.baseline
-        yield Variant(
-            variant.cell,
-            variant.rates,
-            variant.runs,
-            variant.loss,
-            statistics.paired(variant.losses, base.losses) if other and base else None,
-            ranks.get((variant.cell.name, variant.rates)),
-            _label(results, variant),
-        )
+    for v in drafts:
+        base = baselines.get((v.cell.x, v.rates))
+        other = base is not None and v.cell.series != results.baseline
+        yield dataclasses.replace(
+            v, difference=statistics.paired(v.losses, base.losses) if other and base else None,
+            rank=ranks.get((v.cell.name, v.rates)), label=_label(results, v),
+        )  # fmt: skip
 
 
 def _ranks(variants: list[Variant]) -> dict[tuple[str, Rates | None], int]:
@@ -152,14 +137,10 @@ def _ranks(variants: list[Variant]) -> dict[tuple[str, Rates | None], int]:
     ranks = {}
     for x in {v.cell.x for v in variants}:
         here = [v for v in variants if v.cell.x == x]
-        trained = sorted(
-            (v for v in here if v.loss.mean is not None), key=lambda v: v.loss.mean or 0
-        )
-        lost = [v for v in here if v.all_diverged]
-        for place, variant in enumerate(trained, start=1):
-            ranks[variant.cell.name, variant.rates] = place
-        for variant in lost:
-            ranks[variant.cell.name, variant.rates] = len(trained) + 1
+        trained = [v for v in here if v.loss.mean is not None]
+        trained.sort(key=lambda v: v.loss.mean or 0)
+        places = [*enumerate(trained, 1), *((len(trained) + 1, v) for v in here if v.all_diverged)]
+        ranks |= {(v.cell.name, v.rates): place for place, v in places}
     return ranks
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from normjax.predictions import record
 from normjax.predictions.prediction import LOSSES, SERIES, Entry, Prediction
@@ -68,8 +69,7 @@ class Item:
         return None if low is None or high is None else low <= self.value <= high
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Pairs whose order the data can tell, by what was said of them; ``wrong`` names them.
 
     The first name of a wrong pair was expected to be better and is worse.
@@ -81,16 +81,11 @@ class Pairs:
     wrong: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class LossScore:
+class LossScore(NamedTuple):
     """How far the expected losses are from the measured ones.
 
-    Attributes:
-      n: variants with a measured loss.
-      absolute: mean of ``|expected - measured|`` in nats per token; None without any.
-      signed: mean of ``expected - measured``; above 0: the variants did better than expected.
-      intervals: how many intervals were stated.
-      covered: how many hold the measured mean.
+    ``absolute`` and ``signed`` are the means of ``|expected - measured|`` and of ``expected -
+    measured`` in nats per token over ``n`` variants; of the stated intervals some are covered.
     """
 
     n: int
@@ -143,10 +138,12 @@ def judge(results: Results) -> Judged | None:
     found = {entry.name: _item(results, entry, prediction) for entry in prediction.entries}
     items = [item for item in found.values() if item is not None]
     there = results.series if prediction.subject == SERIES else [c.name for c in results.cells]
-    missing = tuple(name for name in there if name not in found)
-    left = tuple(name for name, item in found.items() if item is None)
     enough = len(items) >= (1 if prediction.kind == LOSSES else 2)
-    return Judged(stored, score(items, prediction.kind) if enough else None, left, missing)
+    return Judged(
+        stored, score(items, prediction.kind) if enough else None,
+        tuple(name for name, item in found.items() if item is None),
+        tuple(name for name in there if name not in found),
+    )  # fmt: skip
 
 
 def score(items: Sequence[Item], kind: str) -> Score:
@@ -155,20 +152,19 @@ def score(items: Sequence[Item], kind: str) -> Score:
     The prediction's places are taken among these items alone.
     """
     expected = [float(item.entry.place) for item in items]
-    values = [item.value for item in items]
-    predicted = rank_correlation.ranks(expected)
-    measured = rank_correlation.ranks(values)
+    predicted, measured = _places(items)
     return Score(
-        tuple(items),
-        tuple(predicted),
-        tuple(measured),
+        tuple(items), tuple(predicted), tuple(measured),
         _correlation(rank_correlation.spearman, expected, items),
         _correlation(rank_correlation.kendall, expected, items),
-        by_size(items),
-        pairs(items),
-        losses(items) if kind == LOSSES else None,
-        worst(items, kind),
-    )
+        by_size(items), pairs(items), losses(items) if kind == LOSSES else None, worst(items, kind),
+    )  # fmt: skip
+
+
+def _places(items: Sequence[Item]) -> tuple[list[float], list[float]]:
+    """Return the predicted and the measured ranks."""
+    expected = [float(item.entry.place) for item in items]
+    return rank_correlation.ranks(expected), rank_correlation.ranks([i.value for i in items])
 
 
 def by_size(items: Sequence[Item]) -> Correlation:
@@ -185,34 +181,23 @@ def pairs(items: Sequence[Item]) -> Pairs:
     Those are: the 95 % interval of the difference paired by seed excludes 0, or one of them
     diverged and the other did not. Intervals are not widened for the number of pairs.
     """
-    right, equal, decided = 0, 0, 0
-    wrong = []
+    said, wrong = [], []
     for a, b in itertools.combinations(sorted(items, key=lambda item: item.value), 2):
         gap = statistics.paired(b.losses, a.losses)
-        told = a.diverged != b.diverged or not a.diverged and gap.excludes_zero
-        if not told:
-            continue
-        decided += 1
-        better, worse = (a, b) if a.diverged != b.diverged or (gap.mean or 0) > 0 else (b, a)
-        right += better.entry.place < worse.entry.place
-        equal += better.entry.place == worse.entry.place
-        if better.entry.place > worse.entry.place:
-            wrong.append((worse.name, better.name))
-    return Pairs(decided, right, equal, tuple(wrong))
+        if a.diverged != b.diverged or not a.diverged and gap.excludes_zero:
+            better, worse = (a, b) if a.diverged != b.diverged or (gap.mean or 0) > 0 else (b, a)
+            said.append(worse.entry.place - better.entry.place)
+            wrong += [(worse.name, better.name)] if said[-1] < 0 else []
+    return Pairs(len(said), sum(x > 0 for x in said), said.count(0), tuple(wrong))
 
 
 def losses(items: Sequence[Item]) -> LossScore:
     """Compare expected losses with measured ones; diverged variants enter no mean."""
     errors = [item.error for item in items if item.error is not None]
-    n = len(errors)
     covered = [item.covered for item in items if item.covered is not None]
-    return LossScore(
-        n,
-        math.fsum(abs(error) for error in errors) / n if n else None,
-        math.fsum(errors) / n if n else None,
-        len(covered),
-        sum(covered),
-    )
+    n = len(errors)
+    means = [math.fsum(each) / n if n else None for each in (map(abs, errors), errors)]
+    return LossScore(n, means[0], means[1], len(covered), sum(covered))
 
 
 def worst(items: Sequence[Item], kind: str) -> int | None:
@@ -223,9 +208,7 @@ def worst(items: Sequence[Item], kind: str) -> int | None:
     if kind == LOSSES:
         off = [math.inf if item.error is None else abs(item.error) for item in items]
     else:
-        predicted = rank_correlation.ranks([item.entry.place for item in items])
-        measured = rank_correlation.ranks([item.value for item in items])
-        off = [abs(p - m) for p, m in zip(predicted, measured, strict=True)]
+        off = [abs(p - m) for p, m in zip(*_places(items), strict=True)]
     most = max(off, default=0.0)
     return off.index(most) if most else None
 
@@ -247,24 +230,16 @@ def _item(results: Results, entry: Entry, prediction: Prediction) -> Item | None
     own = [v for v in best if entry.name == (v.cell.series if series else v.cell.name)]
     if not own:
         return None
-    diverged = any(v.all_diverged for v in own)
-    by_seed = _mean_losses(own)
+    diverged, by_seed = any(v.all_diverged for v in own), _mean_losses(own)
     if not diverged and (not by_seed or any(v.loss.mean is None for v in own)):
         return None
     counts = [v.cell.parameters for v in own if v.cell.parameters is not None]
-    return Item(
-        entry,
-        own[0].cell.series,
-        by_seed,
-        diverged,
-        sum(v.count(DIVERGED) for v in own),
-        math.fsum(counts) / len(counts) if len(counts) == len(own) else None,
-    )
+    parameters = math.fsum(counts) / len(counts) if len(counts) == len(own) else None
+    lost = sum(v.count(DIVERGED) for v in own)
+    return Item(entry, own[0].cell.series, by_seed, diverged, lost, parameters)
 
 
 def _mean_losses(variants: Sequence[Variant]) -> dict[int, float]:
     """Return the mean over variants by seed, for the seeds that all of them have."""
-    common = set.intersection(*(set(v.losses) for v in variants))
-    return {
-        seed: math.fsum(v.losses[seed] for v in variants) / len(variants) for seed in sorted(common)
-    }
+    common = sorted(set.intersection(*(set(v.losses) for v in variants)))
+    return {s: math.fsum(v.losses[s] for v in variants) / len(variants) for s in common}

@@ -16,17 +16,8 @@ from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Item, Judged, LossScore, Pairs, Score
 from normjax.reporting.rank_correlation import DRAWS, Correlation
 from normjax.reporting.results import Results
-from normjax.reporting.tables import (
-    Column,
-    Table,
-    dotted,
-    interval,
-    number,
-    stacked,
-    tag,
-    view,
-)
-from normjax.reporting.wording import listed, shortened
+from normjax.reporting.tables import Column, Table, dotted, interval, number, stacked, tag, view
+from normjax.reporting.wording import counted, listed, shortened
 
 
 class Placed(NamedTuple):
@@ -48,8 +39,10 @@ def placed(score: Score, looks: Mapping[str, Look]) -> list[Placed]:
     """Return every item with its places; ``looks`` may be empty."""
     colours = {name: palette.variable(look.colour) for name, look in looks.items()}
     return [
-        Placed(item, *ranks, colours.get(item.series, ""))
-        for item, *ranks in zip(score.items, score.predicted, score.measured, strict=True)
+        Placed(item, predicted, measured, colours.get(item.series, ""))
+        for item, predicted, measured in zip(
+            score.items, score.predicted, score.measured, strict=True
+        )
     ]
 
 
@@ -207,7 +200,7 @@ def told_apart(pairs: Pairs) -> str:
     if not pairs.decided:
         return "No pair is told apart by the data, so no pair can be right or wrong."
     text = (
-        f"The data tell {_count(pairs.decided, 'pair')} apart (95 % interval of the paired"
+        f"The data tell {counted(pairs.decided, 'pair')} apart (95 % interval of the paired"
         f" difference without 0, or one diverged): {pairs.right} predicted in the right order,"
         f" {len(pairs.wrong)} in the wrong one"
     )
@@ -239,13 +232,13 @@ def _losses(score: LossScore, unit: str, level: int) -> list[str]:
         side = "above" if score.signed > 0 else "below"
         said.append(
             f"Expected losses differ from measured ones by {number(score.absolute)} {unit} on"
-            f" average over {_count(score.n, 'variant')} (mean absolute error); with the sign kept"
+            f" average over {counted(score.n, 'variant')} (mean absolute error); with the sign kept"
             f" they lie {number(abs(score.signed))} {side}."
         )
     if score.intervals:
         share = 100 * score.covered / score.intervals
         said.append(
-            f"Of {_count(score.intervals, 'stated interval')} {score.covered} "
+            f"Of {counted(score.intervals, 'stated interval')} {score.covered} "
             f"{'holds' if score.covered == 1 else 'hold'} the measured mean, {share:.0f} % where"
             f" {level} % was meant (about {score.intervals * level / 100:.1f})."
         )
@@ -283,7 +276,3 @@ def _p(correlation: Correlation) -> str:
     if p is None or math.isnan(p):
         return "–"
     return f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

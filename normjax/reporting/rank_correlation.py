@@ -23,14 +23,10 @@ Statistic = Callable[[Sequence[float], Sequence[float]], float | None]
 
 @dataclass(frozen=True)
 class Correlation:
-    """A rank correlation.
+    """A rank correlation, None where all entries of one side are equal: there is no order.
 
-    Attributes:
-      value: from -1 to 1; None where all entries of one side are equal, so that there is no order.
-      p: share of all orders, equally likely, that agree at least as well (one-sided).
-      exact: whether all orders were gone through.
-      low: lower end of the 95 % bootstrap interval over seeds; None without at least two seeds.
-      high: its upper end.
+    ``p`` is the share of all orders, equally likely, that agree at least as well (one-sided), and
+    exact where all were gone through. The 95 % bootstrap interval is over seeds, at least two.
     """
 
     value: float | None
@@ -75,10 +71,7 @@ def correlate(
 ) -> Correlation:
     """Return a rank correlation with its permutation p-value, without an interval.
 
-    Args:
-      statistic: :func:`spearman` or :func:`kendall`.
-      predicted: one value per entry, smaller is better.
-      measured: one value per entry.
+    Smaller values are better on both sides.
     """
     value = statistic(predicted, measured)
     if value is None:
@@ -173,9 +166,8 @@ def _permutation(
     else:
         first, second = np.triu_indices(n, 1)
         own, other = _signs(predicted), _signs(measured)[first, second]
-        scores = np.zeros(len(orders), int)
-        for i, j, sign in zip(first, second, other, strict=True):
-            scores += own[orders[:, i], orders[:, j]] * sign
+        told = zip(first, second, other, strict=True)
+        scores = sum(own[orders[:, i], orders[:, j]] * sign for i, j, sign in told)
         seen = _agreement(predicted, measured)
     count = int((scores >= seen).sum())
     return (count / len(orders), True) if exact else ((count + 1) / (len(orders) + 1), False)

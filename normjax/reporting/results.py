@@ -172,13 +172,11 @@ class Results:
 
         Those whose runs all diverged rank last; those without an outcome yet follow unranked.
         """
-        return sorted(
-            self.variants,
-            key=lambda v: (
-                *(v.cell.x is None, v.cell.x or 0.0),
-                *(v.loss.mean is None, v.rank is None, v.loss.mean or 0.0),
-            ),
-        )
+
+        def place(v: Variant) -> tuple:
+            return (v.cell.x or 0.0, v.loss.mean is None, v.rank is None, v.loss.mean or 0.0)
+
+        return sorted(self.variants, key=lambda v: (v.cell.x is None, *place(v)))
 
     def gaps(self, variant: Variant) -> dict[int, float]:
         """Return by seed what a variant's losses lie above those of the baseline beside it."""
@@ -202,15 +200,9 @@ class Results:
 
     def panel_title(self, key: tuple[Any, ...]) -> str:
         """Return a panel's heading, such as ``depth 4, learning rate 0.001``; "" for only one."""
-        names = ([self.x["name"]] if self.x else []) + [
-            name.replace("_", " ") for name in self.varied
-        ]
-        values = key if self.x else key[1:]
-        return ", ".join(
-            f"{name} {value:g}"
-            for name, value in zip(names, values, strict=True)
-            if value is not None
-        )
+        names = [self.x["name"] if self.x else "", *(n.replace("_", " ") for n in self.varied)]
+        told = [(n, v) for n, v in zip(names, key, strict=True) if n and v is not None]
+        return ", ".join(f"{name} {value:g}" for name, value in told)
 
 
 def finite(value: Any) -> float | None:

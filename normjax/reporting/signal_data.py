@@ -94,13 +94,11 @@ def load(results: Results) -> Signals:
     found, verdicts, autopsies = {}, {}, {}
     for run in results.runs:
         folder = runlog.run_folder(results.workdir, run.id)
-        if not folder.is_dir():
-            continue
-        found[run.id] = evidence.read(folder)
-        verdicts[run.id] = verdict.judge(found[run.id], config)
-        done = postmortem.read(folder)
-        if done is not None:
-            autopsies[run.id] = done
+        if folder.is_dir():
+            found[run.id] = evidence.read(folder)
+            verdicts[run.id] = verdict.judge(found[run.id], config)
+            if (done := postmortem.read(folder)) is not None:
+                autopsies[run.id] = done
     model = (results.plan.get("config") or {}).get("model") or {}
     tested = self_test.run_test(found, str(model.get("dtype", "float32")))
     return Signals(found, verdicts, autopsies, tested)
@@ -151,11 +149,8 @@ def judged(results: Results, signals: Signals, looks: Mapping[str, Look]) -> lis
     """Return all runs with their verdicts; ``looks`` may be empty."""
     series = {cell.name: cell.series for cell in results.cells}
     colours = {name: palette.variable(look.colour) for name, look in looks.items()}
-    return [
-        Judged(run, name, signals.verdicts.get(run.id), colours.get(name, ""))
-        for run in results.runs
-        for name in [series[run.cell]]
-    ]
+    named = [(run, series[run.cell]) for run in results.runs]
+    return [Judged(r, n, signals.verdicts.get(r.id), colours.get(n, "")) for r, n in named]
 
 
 MARKS = {"well behaved": "●", "drifting": "◐", "unstable": "▲", "diverged": "✕", "unknown": "○"}
@@ -203,13 +198,11 @@ def layered(series: Series, sublayers: Sequence[str]) -> tuple[np.ndarray, list[
     if "head" in axes:
         least = definitions.split(series.name)[0] in SMALLEST_HEAD
         values = (values.min if least else values.max)(axis=axes.index("head") + 1)
-    blocks = range(1, values.shape[1] + 1)
+    names = [""]
     if "sublayer" in axes:
         names = [sublayers[i] if i < len(sublayers) else "" for i in range(values.shape[2])]
-        return values.reshape(len(values), -1), [
-            (block, name) for block in blocks for name in names
-        ]
-    return values.reshape(len(values), -1), [(block, "") for block in blocks]
+    rows = [(block, name) for block in range(1, values.shape[1] + 1) for name in names]
+    return values.reshape(len(values), -1), rows
 
 
 def grid(signals: Signals, variant: Variant, name: str) -> Grid | None:

@@ -17,14 +17,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval.
+    """The mean of n values or pairs, None without any, with its interval.
 
-    Attributes:
-        n: number of values (or of pairs).
-        mean: their mean; None when there is no value.
-        sd: standard deviation with ``n - 1`` in the denominator; None when ``n < 2``.
-        low: lower end of the interval; None when ``n < 2``.
-        high: upper end of the interval; None when ``n < 2``.
+    The standard deviation (``n - 1`` in the denominator) and the ends are None where ``n < 2``.
     """
 
     n: int
@@ -49,13 +44,6 @@ def t_factor(n: int, confidence: float = CONFIDENCE) -> float:
 
     It is the ``(1 + confidence) / 2`` quantile of Student's t with ``n - 1`` degrees of freedom.
 
-    Args:
-        n: number of values, at least 2.
-        confidence: coverage of the interval, between 0 and 1.
-
-    Returns:
-        The factor, without a unit.
-
     Raises:
         ValueError: if ``n < 2`` or ``confidence`` is not strictly between 0 and 1.
 
@@ -72,12 +60,7 @@ def t_factor(n: int, confidence: float = CONFIDENCE) -> float:
 def estimate(values: Iterable[float], confidence: float = CONFIDENCE) -> Estimate:
     """Estimate a mean: ``m +- t s / sqrt(n)`` with ``s^2 = sum (v - m)^2 / (n - 1)``.
 
-    Args:
-        values: finite numbers, one per seed.
-        confidence: coverage of the interval.
-
-    Returns:
-        The estimate. No value gives no mean, one value gives a mean without an interval.
+    No value gives no mean, one value gives a mean without an interval.
 
     Raises:
         ValueError: if a value is not finite. Divergence is counted by the caller, not averaged.
@@ -112,21 +95,11 @@ def differences(minuend: Mapping[int, float], subtrahend: Mapping[int, float]) -
 
 
 def paired(
-    minuend: Mapping[int, float],
-    subtrahend: Mapping[int, float],
-    confidence: float = CONFIDENCE,
+    minuend: Mapping[int, float], subtrahend: Mapping[int, float], confidence: float = CONFIDENCE
 ) -> Estimate:
     """Estimate the mean of ``minuend - subtrahend`` over the seeds that both have.
 
     Two runs of one seed draw the same batches, so what the seed does to both cancels.
-
-    Args:
-        minuend: value by seed.
-        subtrahend: value by seed.
-        confidence: coverage of the interval.
-
-    Returns:
-        The estimate; its ``n`` is the number of pairs.
 
     >>> paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}).mean
     1.0
@@ -159,13 +132,6 @@ def window(values: Iterable[float], estimates: Iterable[Estimate | None]) -> tup
     """Return axis limits that show all values, and intervals as far as they are sane.
 
     Two seeds give intervals of 12.7 standard errors; drawn whole they would flatten all else.
-
-    Args:
-        values: what must be seen; at least one.
-        estimates: whose intervals are drawn.
-
-    Returns:
-        The lower and the upper limit.
     """
     core = list(values)
     low, high = least, most = min(core), max(core)

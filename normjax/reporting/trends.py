@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
@@ -51,22 +52,21 @@ def lines(results: Results) -> Lines:
 
 
 def answer(results: Results) -> list[Finding]:
-    """Return the findings of a grid, main ones first."""
-    return sweep(results) if results.x else comparison(results)
-
-
-def sweep(results: Results) -> list[Finding]:
-    """Return the findings of a grid with an x axis."""
-    every = lines(results)
-    found = [_worst(results, every), _best(results, every)]
-    found += residual_or_norm(results, representatives(results))
-    found += [_baseline(results, every)]
-    found += [_trend(results, every, name) for name in every if name != results.baseline]
-    found += _crossings(results, every)
-    found += divergence(results)
-    found += no_better_than_counting(results, representatives(results))
-    found += best_rates(results, representatives(results))
-    return [finding for finding in found if finding is not None]
+    """Return the findings of a grid, main ones first where it has no x axis."""
+    if not results.x:
+        return comparison(results)
+    every, best = lines(results), representatives(results)
+    main = [*_worst(results, every), *_best(results, every)]
+    details = [
+        *(text for name in every if name != results.baseline
+          for text in _trend(results, every, name)),
+        _crossings(results, every), *divergence(results),
+        *no_better_than_counting(results, best), *best_rates(results, best),
+    ]  # fmt: skip
+    return [
+        *(Finding(MAIN, text) for text in main), *residual_or_norm(results, best),
+        _baseline(results, every), *(Finding(DETAIL, text) for text in details),
+    ]  # fmt: skip
 
 
 def crossings(every: Lines) -> list[Crossing]:
@@ -99,20 +99,20 @@ def _at(results: Results, x: float) -> str:
     return f"{results.x['name'] if results.x else 'x'} {x:g}"
 
 
-def _worst(results: Results, every: Lines) -> Finding | None:
+def _worst(results: Results, every: Lines) -> Iterator[str]:
     """Say what hurts most at the largest x, where differences are meant to show."""
     last = max((x for points in every.values() for x in points), default=None)
     base = every.get(results.baseline, {}).get(last) if last is not None else None
     if last is None or base is None:
-        return None
-    here = {name: points[last] for name, points in every.items() if last in points}
-    lost = [name for name, v in here.items() if v.all_diverged and name != results.baseline]
-    gaps = {name: difference(v, base) for name, v in here.items() if name != results.baseline}
-    known = [(name, gap) for name, gap in gaps.items() if gap.mean is not None]
+        return
+    here = {n: v[last] for n, v in every.items() if last in v and n != results.baseline}
+    lost = [name for name, v in here.items() if v.all_diverged]
+    gaps = [(name, difference(v, base)) for name, v in here.items()]
+    known = [(name, gap) for name, gap in gaps if gap.mean is not None]
     parts = [f"every run of {listed(lost)} diverged"] if lost else []
     if known:
         name, gap = max(known, key=lambda item: item[1].mean or 0.0)
-        sure = "" if gap.excludes_zero else _mark(gap) or " (no interval)"
+        sure = " (no interval)" if gap.low is None else _mark(gap)
         word = "of those that trained, " if lost else ""
         parts.append(
             f"{word}{name} lies furthest above {results.baseline}, by "
@@ -120,28 +120,25 @@ def _worst(results: Results, every: Lines) -> Finding | None:
             if (gap.mean or 0.0) > 0
             else f"{word}none lies above {results.baseline}"
         )
-    return Finding(MAIN, f"At {_at(results, last)}, {'; '.join(parts)}.") if parts else None
+    if parts:
+        yield f"At {_at(results, last)}, {'; '.join(parts)}."
 
 
-def _best(results: Results, every: Lines) -> Finding | None:
+def _best(results: Results, every: Lines) -> Iterator[str]:
     each = []
     for x in sorted({x for points in every.values() for x in points}):
         here = [points[x] for points in every.values() if x in points]
         here = sorted((v for v in here if v.loss.mean is not None), key=lambda v: v.loss.mean or 0)
-        if not here:
-            each.append(f"at {_at(results, x)} none")
-            continue
-        text = f"at {_at(results, x)} {here[0].cell.series} ({number(here[0].loss.mean)})"
-        if len(here) > 1 and not difference(here[1], here[0]).excludes_zero:
-            text += f", not separated from {here[1].cell.series} ({number(here[1].loss.mean)})"
-        each.append(text)
-    if not each:
-        return None
-    unit = f"nats per {results.unit}"
-    return Finding(MAIN, f"Lowest mean validation loss ({unit}): {'; '.join(each)}.")
+        shown = [f"{v.cell.series} ({number(v.loss.mean)})" for v in here[:2]]
+        if len(here) > 1 and difference(here[1], here[0]).excludes_zero:
+            del shown[1]
+        each.append(f"at {_at(results, x)} {', not separated from '.join(shown) or 'none'}")
+    if each:
+        unit = f"nats per {results.unit}"
+        yield f"Lowest mean validation loss ({unit}): {'; '.join(each)}."
 
 
-def _baseline(results: Results, every: Lines) -> Finding | None:
+def _baseline(results: Results, every: Lines) -> Finding:
     points = every.get(results.baseline, {})
     known = {x: v for x, v in points.items() if v.loss.mean is not None}
     if not known:
@@ -150,19 +147,16 @@ def _baseline(results: Results, every: Lines) -> Finding | None:
     text = f"The baseline ({results.baseline}) ends at {number(known[first].loss.mean)} nats"
     text += f" at {_at(results, first)}"
     if last != first:
-        text += f" and at {number(known[last].loss.mean)} at {_at(results, last)}"
         gap = difference(known[last], known[first])
-        text += f", a change of {change(gap)}{_certainty(gap)}"
+        sure = "" if gap.excludes_zero else " (the interval contains 0)"
+        text += (
+            f" and at {number(known[last].loss.mean)} at {_at(results, last)}, a change of"
+            f" {change(gap)}{' (no interval)' if gap.low is None else sure}"
+        )
     return Finding(DETAIL, f"{text}. {references(results)}".strip())
 
 
-def _certainty(gap: Estimate) -> str:
-    if gap.low is None:
-        return " (no interval)"
-    return "" if gap.excludes_zero else " (the interval contains 0)"
-
-
-def _trend(results: Results, every: Lines, name: str) -> Finding | None:
+def _trend(results: Results, every: Lines, name: str) -> Iterator[str]:
     """Say how a series' difference to the baseline goes with x."""
     base, points = every.get(results.baseline, {}), every[name]
     gaps = {x: difference(v, base[x]) for x, v in points.items() if x in base}
@@ -170,59 +164,47 @@ def _trend(results: Results, every: Lines, name: str) -> Finding | None:
     lost = [x for x, v in points.items() if v.all_diverged]
     tail = f" Every run diverged at {listed(_at(results, x) for x in lost)}." if lost else ""
     if not known:
-        return Finding(DETAIL, f"{name} has no loss to compare with {results.baseline}.{tail}")
+        yield f"{name} has no loss to compare with {results.baseline}.{tail}"
+        return
     each = ", ".join(f"{change(gap)}{_mark(gap)} at {_at(results, x)}" for x, gap in known.items())
-    text = f"{name} against {results.baseline}: {each}."
     first, last = min(known), max(known)
-    if first != last:
-        text += " " + _growth(results, points, base, first, last)
-    return Finding(DETAIL, text + tail)
+    growth = "" if first == last else f" {_growth(results, points, base, first, last)}"
+    yield f"{name} against {results.baseline}: {each}.{growth}{tail}"
 
 
 def _mark(gap: Estimate) -> str:
     return " (contains 0)" if gap.low is not None and not gap.excludes_zero else ""
 
 
-def _growth(
-    results: Results,
-    points: dict[float, Variant],
-    base: dict[float, Variant],
-    first: float,
-    last: float,
-) -> str:
+Points = dict[float, Variant]
+
+
+def _growth(results: Results, points: Points, base: Points, first: float, last: float) -> str:
     """Compare the difference at both ends of x, seed by seed."""
     ends = [statistics.differences(points[x].losses, base[x].losses) for x in (last, first)]
     growth = statistics.paired(ends[0], ends[1])
     place = f"from {_at(results, first)} to {last:g}"
     if growth.mean is None:
         return f"No seed finished at both ends, so its change {place} is not known."
-    word = "rises" if growth.mean > 0 else "falls"
+    word, size = "rises" if growth.mean > 0 else "falls", number(abs(growth.mean))
     if growth.low is None:
-        return f"It {word} by {number(abs(growth.mean))} {place}, without an interval."
+        return f"It {word} by {size} {place}, without an interval."
     if growth.excludes_zero:
-        half = number(growth.half_width)
-        return f"It {word} {place}, by {number(abs(growth.mean))}\u00a0±\u00a0{half} nats."
+        return f"It {word} {place}, by {size}\u00a0±\u00a0{number(growth.half_width)} nats."
     return f"Its change {place}, {change(growth)}, has an interval that contains 0."
 
 
-def _crossings(results: Results, every: Lines) -> list[Finding]:
+def _crossings(results: Results, every: Lines) -> str:
     found = crossings(every)
-    if not found:
-        return [Finding(DETAIL, "The mean curves do not cross.")]
     sure = [
         f"{c.first} is lower at {_at(results, c.before)}, {c.second} at {c.after:g}"
-        for c in found
-        if c.clear
-    ]
-    rest = len(found) - len(sure)
-    text = f"Curves that clearly cross: {'; '.join(sure)}." if sure else ""
+        for c in found if c.clear
+    ]  # fmt: skip
+    rest = [
+        f"{c.first} and {c.second} ({c.before:g} to {c.after:g})" for c in found if not c.clear
+    ]  # fmt: skip
+    said = [f"Curves that clearly cross: {'; '.join(sure)}."] if sure else []
     if rest:
-        unsure = [
-            f"{c.first} and {c.second} ({c.before:g} to {c.after:g})" for c in found if not c.clear
-        ]
-        text += (
-            f" The means also cross within the noise: {listed(unsure)}."
-            if sure
-            else (f"The means cross only within the noise: {listed(unsure)}.")
-        )
-    return [Finding(DETAIL, text.strip())]
+        opening = "The means also cross within" if sure else "The means cross only within"
+        said.append(f"{opening} the noise: {listed(rest)}.")
+    return " ".join(said) or "The mean curves do not cross."

@@ -99,7 +99,16 @@ def runs_text(variant: Variant) -> str:
 
 def pairs(estimate: Estimate) -> str:
     """Return the number of pairs in words."""
-    return "1 pair of runs" if estimate.n == 1 else f"{estimate.n} pairs of runs"
+    return f"{counted(estimate.n, 'pair')} of runs"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "block"), counted(2, "block")
+    ('1 block', '2 blocks')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def capital(text: str) -> str:
