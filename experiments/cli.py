@@ -95,14 +95,9 @@ def explain(values: flags.FlagValues, error: flags.Error) -> str:
         name = assignment.removeprefix("--").split("=", 1)[0]
         kind = _KINDS.get(values[name].flag_type()) if name in values else None
         if kind:
-            return f"{assignment}: must be {kind}, as in --{name}={_shown(values[name].default)}"
+            usual = configs.shown(values[name].default)
+            return f"{assignment}: must be {kind}; pass --{name}={usual}"
     return text
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(str(v) for v in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @contextlib.contextmanager
@@ -148,7 +143,7 @@ def _launcher_flags(values: flags.FlagValues) -> list[flags.Flag]:
 
 
 def _entry(name: str, default: Any, text: str) -> str:
-    shown = _shown(default)
+    shown = configs.shown(default)
     body = f"{text} [{shown}]" if shown else text
     column = 38
     head = f"  {name:<{column - 2}}"
@@ -178,6 +173,10 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
         return 0
     experiment = find(values.experiment)
     config = configs.from_flags(experiment.get_config(values.preset), values)
+    try:
+        configs.check(config)
+    except UserError as error:
+        mistake(str(error))
     if values.print_config:
         print(json.dumps(configs.to_dict(config), indent=2))
         return 0

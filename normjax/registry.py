@@ -55,6 +55,6 @@ class Table(dict[str, R]):
     def _same(old: R, new: R) -> bool:
         """Whether two rows are one; rows that cannot be compared (arrays in them) are two."""
         try:
-            return bool(old is new or old == new)
+            return old is new or bool(old == new)
         except (TypeError, ValueError):
             return False

@@ -68,11 +68,23 @@ def test_a_text_of_exactly_one_window_is_enough(tmp_path):
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"window": 0}, "data.window=0: must be at least 1; pass --config.data.window=64"),
+        (
+            {"window": 0},
+            "config.data.window=0: must be from 1 to 1048576; pass --config.data.window=64",
+        ),
         ({"window": -3}, "data.window=-3"),
-        ({"validation_fraction": 0.0}, "data.validation_fraction=0.0: must lie between"),
-        ({"validation_fraction": 1.0}, "data.validation_fraction=1.0: must lie between"),
-        ({"validation_fraction": math.nan}, "data.validation_fraction=nan: must lie between"),
+        (
+            {"validation_fraction": 0.0},
+            "data.validation_fraction=0.0: must be above 0 and below 1; pass",
+        ),
+        (
+            {"validation_fraction": 1.0},
+            "data.validation_fraction=1.0: must be above 0 and below 1; pass",
+        ),
+        (
+            {"validation_fraction": math.nan},
+            "data.validation_fraction=nan: must be above 0 and below 1; pass",
+        ),
         ({"vocabulary": "bytes"}, "data.vocabulary=bytes: must be one of char, byte; did you mean"),
         ({"corpus": "tfds:"}, "must name a TFDS set"),
     ],

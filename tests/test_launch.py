@@ -162,11 +162,17 @@ def test_dry_run_of_a_workdir_leaves_it_alone(call, place):
 
 MISTAKES = {
     "heads that do not divide": (["--config.model.heads=3"], ["model.heads=3", "divide", "16"]),
-    "depth 0": (["--config.model.depth=0"], ["config.model.depth=0", "at least 1"]),
+    "depth 0": (
+        ["--config.model.depth=0"],
+        ["config.model.depth=0", "from 1 to 10000", "--config.model.depth=4"],
+    ),
     "no such placement": (["--config.model.placement=pree"], ["=pree", "did you mean 'pre'?"]),
     "no such norm": (["--config.model.norm=rmsnrm"], ["=rmsnrm", "did you mean 'rmsnorm'?"]),
     "no seeds": (["--config.grid.seeds=0"], ["config.grid.seeds=0", "from 1 to 10000"]),
-    "negative rate": (["--config.train.learning_rate=-1e-3"], ["=-0.001", "at least 0"]),
+    "negative rate": (
+        ["--config.train.learning_rate=-1e-3"],
+        ["=-0.001", "from 0 to 1e+30", "--config.train.learning_rate="],
+    ),
     "negative rate in a list": (["--config.grid.learning_rates=1e-3,-1"], ["learning_rates=-1.0"]),
     "a rate that is no number": (["--config.train.learning_rate=nan"], ["learning_rate=nan"]),
     "an infinite rate": (["--config.train.learning_rate=inf"], ["learning_rate=inf"]),

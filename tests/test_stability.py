@@ -180,10 +180,13 @@ def test_the_whole_experiment(workdir):
     ("changes", "words"),
     [
         ({"stability.placements": ("prre",)}, r"placements=prre: must be .*did you mean 'pre'"),
-        ({"stability.depths": (0,)}, r"depths=0: a depth must be at least 1"),
-        ({"stability.depths": ()}, r"depths=: must list at least one; pass .*depths=2"),
+        ({"stability.depths": (0,)}, r"depths=0: must be from 1 to 10000; pass .*depths=2,6$"),
+        ({"stability.depths": ()}, r"depths=: must list at least 1; pass .*depths=2"),
         ({"stability.warmups": (9,)}, r"warmups=9: must be from 0 to train.steps=4"),
-        ({"grid.learning_rates": (1e-3,)}, r"learning_rates: the map needs at least two"),
+        (
+            {"grid.learning_rates": (1e-3,)},
+            r"learning_rates=0.001: must list at least 2; pass .*=0.001,0.004",
+        ),
     ],
 )
 def test_mistakes_get_one_line(tmp_path, changes, words):

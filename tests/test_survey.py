@@ -235,10 +235,16 @@ def test_a_fault_of_the_instrument_is_reported(workdir):
     [
         ({"spectrum.placements": ("prre",)}, r"placements=prre: must be .*did you mean 'pre'"),
         ({"spectrum.tokens": 7}, r"tokens=7: must be at most data.window=6"),
-        ({"spectrum.depths": (0,)}, r"depths=0: a depth must be at least 1"),
-        ({"spectrum.seeds": 0}, r"seeds=0: must be at least 1; pass --config.spectrum.seeds=2"),
-        ({"spectrum.sequence_tokens": 7}, r"sequence_tokens=7: at most 6 here"),
-        ({"train.steps": -1}, r"train.steps=-1: must be at least 0"),
+        ({"spectrum.depths": (0,)}, r"depths=0: must be from 1 to 10000; pass .*depths=2,4,8,16$"),
+        (
+            {"spectrum.seeds": 0},
+            r"seeds=0: must be from 1 to 10000; pass --config.spectrum.seeds=2",
+        ),
+        (
+            {"spectrum.sequence_tokens": 7},
+            r"sequence_tokens=7: must be at most 6 here; pass .*tokens=6",
+        ),
+        ({"train.steps": -1}, r"train.steps=-1: must be from 0 to 2147483647; pass .*steps=300"),
         ({"spectrum.runs": ("nowhere",)}, r"runs=nowhere: must be a run folder, or a workdir"),
     ],
 )

@@ -95,7 +95,7 @@ def test_fingerprints_tell_tasks_and_parameters_apart(monkeypatch):
         ({"corpus": "task:"}, "data.corpus=task:: must be one of task:markov1"),
         ({"corpus": "task:clock", "window": 15}, "data.window=15: task:clock needs at least 16"),
         ({"corpus": "task:copy", "window": 3}, "pass --config.data.window=32"),
-        ({"corpus": "task:copy", "window": 0}, "data.window=0: must be at least 1"),
+        ({"corpus": "task:copy", "window": 0}, "data.window=0: must be from 1 to 1048576"),
         ({"corpus": "task:copy", "vocabulary": "byte"}, "data.vocabulary=byte: task:copy has"),
     ],
 )

@@ -16,13 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normjax import configs
 from normjax.configs import field
 from normjax.data import plays, text_files, tfds_text, token_cache
 from normjax.data.tasks import corpus as task_corpus
 from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.vocabulary import VOCABULARIES, Vocabulary
 from normjax.data.windows import batches, evaluation_windows
-from normjax.errors import UserError, check_choice
+from normjax.errors import UserError
+
+MAX_WINDOW = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +35,14 @@ class DataConfig:
     corpus: str = field(
         "plays", "text: plays, tfds:NAME, or the path of a text file or folder; or task:NAME"
     )
-    vocabulary: str = field("char", "tokens: char (the text's own characters) or byte (UTF-8)")
-    window: int = field(64, "tokens a model sees at once")
-    validation_fraction: float = field(
-        0.1, "last part of a file's or folder's characters that is held out (plays: whole plays)"
+    vocabulary: str = field(
+        "char", "tokens: char (the text's own characters) or byte (UTF-8)", choices=VOCABULARIES
     )
+    window: int = field(64, "tokens a model sees at once", least=1, most=MAX_WINDOW)
+    validation_fraction: float = field(
+        0.1, "last part of a file's or folder's characters that is held out (plays: whole plays)",
+        above=0, below=1,
+    )  # fmt: skip
     cache_dir: str = field("", "folder of cached tokens; empty: $NORMJAX_CACHE, else the user's")
 
 
@@ -175,18 +181,9 @@ def _task(config: DataConfig) -> TaskCorpus:
 
 
 def _check(config: DataConfig) -> None:
-    check_choice("data.vocabulary", config.vocabulary, VOCABULARIES)
+    configs.check(config, "config.data")
     if not config.corpus.strip():
         raise UserError(f"data.corpus={config.corpus!r}: must name a text; pass {text_files.NAMES}")
-    if config.window < 1:
-        raise UserError(
-            f"data.window={config.window}: must be at least 1; pass --config.data.window=64"
-        )
-    if not 0 < config.validation_fraction < 1:
-        raise UserError(
-            f"data.validation_fraction={config.validation_fraction}: must lie between 0 and 1; "
-            "pass --config.data.validation_fraction=0.1"
-        )
 
 
 def _source(config: DataConfig) -> _Source:
