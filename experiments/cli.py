@@ -1,7 +1,4 @@
-"""From a command line to an experiment: parsing, messages, exit codes.
-
-launch.py defines the flags.
-"""
+"""The command line: flags, messages, exit codes, and from them to an experiment."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from absl import flags, logging
+from absl import app, flags, logging
 
 import experiments
 from normjax import configs
@@ -27,8 +24,54 @@ from normjax.errors import UserError, check_choice, suggest
 
 EXIT_MISTAKE, EXIT_LOCKED, EXIT_STOPPED, EXIT_INTERRUPTED = 2, 3, 75, 130
 HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort", "-?")
+USAGE = """normjax: what normalization and residual connections do in a transformer decoder.
+
+    {program}                                     the default ablation
+    {program} --list                              all experiments and presets
+    {program} --experiment=depth --workdir=runs/depth
+    {program} --config.model.depth=8 --config.grid.seeds=5
+    {program} --dry_run                           what would run, and what it would cost
+    {program} --predict=mine.txt                  what you expect, stored first, then scored
+    {program} --print_config                      every field and its value
+
+Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 75 stopped and saved,
+130 interrupted before anything could be saved.
+"""
+_MODULE = "launch"  # whose the launcher's flags are, in absl's eyes
 _NOT_EXPERIMENTS = ("cli",)
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Define the launcher's own flags; those of the configuration depend on the experiment."""
+    where: Any = {"flag_values": values, "module_name": _MODULE}
+    for name, default, text in (
+        ("experiment", "ablation", "which experiment to run; --list shows them"),
+        ("preset", "default", "which of the experiment's presets to start from"),
+        ("workdir", "", "folder of runs and report; empty: runs/EXPERIMENT-PRESET"),
+        ("predict", "", "rank the variants before they run: a file, ask, or the name expected"),
+        ("compilation_cache", "", "compiled programs; empty: the user's cache; off: none"),
+    ):
+        flags.DEFINE_string(name, default, text, **where)
+    for name, text in (
+        ("dry_run", "print runs, cohorts, parameters, memory, time; run nothing"),
+        ("print_config", "print the configuration as JSON; run nothing"),
+        ("list", "print experiments and presets; run nothing"),
+    ):
+        flags.DEFINE_boolean(name, False, text, **where)
+    flags.DEFINE_integer(
+        "cpu_devices", 0, "host devices on a CPU, one run on each; 0: one per core", **where
+    )
+
+
+def run() -> None:
+    """Carry out the command line of this process and exit."""
+    define_flags(flags.FLAGS)
+    with closed_pipe_is_no_error():
+        app.run(
+            lambda _: carry_out(flags.FLAGS),
+            flags_parser=lambda argv: parse(flags.FLAGS, argv),
+        )
 
 
 def names() -> list[str]:
@@ -51,7 +94,7 @@ def find(name: str) -> ModuleType:
     )
 
 
-def parse(values: flags.FlagValues, argv: list[str], usage: str) -> list[str]:
+def parse(values: flags.FlagValues, argv: list[str]) -> list[str]:
     """Parse a command line whose ``--config...`` flags depend on the experiment it names.
 
     A mistake prints one line and exits with code 2.
@@ -65,7 +108,7 @@ def parse(values: flags.FlagValues, argv: list[str], usage: str) -> list[str]:
         config = experiment.get_config(values.preset)
         configs.define_flags(config, values)
         if any(argument in HELP for argument in argv[1:]):
-            print(help_text(values, usage, experiment, config))
+            print(help_text(values, experiment, config))
             sys.exit(0)
         values.unparse_flags()
         rest = values(argv)
@@ -120,9 +163,11 @@ def mistake(line: str) -> NoReturn:
     sys.exit(EXIT_MISTAKE)
 
 
-def help_text(values: flags.FlagValues, usage: str, experiment: ModuleType, config: Any) -> str:
+def help_text(values: flags.FlagValues, experiment: ModuleType, config: Any) -> str:
     """Return usage, the launcher's flags, and every field of the experiment's configuration."""
-    lines = [textwrap.dedent(usage).strip(), "", "Flags (default in brackets):"]
+    script = Path(sys.argv[0]).name
+    program = f"python {script}" if script.endswith(".py") else "normjax"
+    lines = [USAGE.format(program=program), "Flags (default in brackets):"]
     lines += [_entry(f"--{f.name}", f.default, f.help) for f in _launcher_flags(values)]
     lines += ["", f"Experiment {values.experiment}: {_first_line(experiment)}", "Presets:"]
     lines += [f"  {name:<12}{text}" for name, (text, _) in experiment.PRESETS.items()]
@@ -137,9 +182,7 @@ def help_text(values: flags.FlagValues, usage: str, experiment: ModuleType, conf
 
 
 def _launcher_flags(values: flags.FlagValues) -> list[flags.Flag]:
-    by_module = values.flags_by_module_dict()
-    own = by_module.get("launch", []) or by_module.get(sys.argv[0], [])
-    return sorted(own, key=lambda flag: flag.name)
+    return sorted(values.flags_by_module_dict()[_MODULE], key=lambda flag: flag.name)
 
 
 def _entry(name: str, default: Any, text: str) -> str:
@@ -166,7 +209,7 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
+def carry_out(values: flags.FlagValues) -> int:
     """Do what the parsed flags ask for and return the exit code."""
     if values.list:
         print(listing())
@@ -188,7 +231,7 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     from normjax.runs.locking import LockedError
 
     workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}").expanduser()
-    command = shlex.join([_python(), sys.argv[0], *_given(values), f"--workdir={workdir}"])
+    command = shlex.join([*_program(), *_given(values), f"--workdir={workdir}"])
     options = Options(workdir, command, dry_run=values.dry_run, predict=values.predict)
     if values.predict and type(config) is not ExperimentConfig:
         mistake(
@@ -217,11 +260,16 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     return outcome.code
 
 
-def _python() -> str:
-    """Return what a person types for this interpreter: its path, where `python` is another one."""
-    found = shutil.which("python")
-    here = found is not None and Path(found).absolute() == Path(sys.executable).absolute()
-    return "python" if here else sys.executable
+def _program() -> list[str]:
+    """Return what a person types to start this: names where they are found, else paths."""
+
+    def short(name: str, path: str) -> str:
+        found = shutil.which(name)
+        return name if found and Path(found).absolute() == Path(path).absolute() else path
+
+    if sys.argv[0].endswith(".py"):
+        return [short("python", sys.executable), sys.argv[0]]
+    return [short("normjax", sys.argv[0])]
 
 
 def _given(values: flags.FlagValues) -> list[str]:

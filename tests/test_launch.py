@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shlex
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-import launch
 from experiments import cli
 
 ROOT = Path(__file__).parents[1]
@@ -39,16 +37,13 @@ def call(place, monkeypatch, capsys):
 
     def run(*arguments):
         values = flags.FlagValues()
-        for name in OWN:
-            flag = copy.deepcopy(launch.FLAGS[name])
-            flag.unparse()
-            values[name] = flag
-            values.register_flag_by_module("launch", flag)
+        cli.define_flags(values)
         argv = ["launch.py", *arguments]
         monkeypatch.setattr(sys, "argv", argv)
         capsys.readouterr()
         try:
-            code = cli.carry_out(values, cli.parse(values, list(argv), launch.__doc__))
+            cli.parse(values, list(argv))
+            code = cli.carry_out(values)
         except SystemExit as end:
             code = end.code
         out, err = capsys.readouterr()

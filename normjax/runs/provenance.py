@@ -67,8 +67,10 @@ def _commit() -> str | None:
         run = lambda *a: subprocess.run(  # noqa: E731
             ["git", "-C", str(folder), *a], capture_output=True, text=True, timeout=10
         )
+        # Installed into another project's environment, it lies in that project's checkout.
+        tracked = run("ls-files", "--error-unmatch", Path(__file__).name)
         head = run("rev-parse", "HEAD")
-        if head.returncode:
+        if tracked.returncode or head.returncode:
             return None
         dirty = run("status", "--porcelain", "--untracked-files=no").stdout.strip()
         return head.stdout.strip() + ("+dirty" if dirty else "")
