@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 import experiments
-from normjax import configs
+from normjax import configs, plugins
 from normjax.errors import UserError, check_choice, suggest
 
 EXIT_MISTAKE, EXIT_LOCKED, EXIT_STOPPED, EXIT_INTERRUPTED = 2, 3, 75, 130
@@ -33,6 +33,8 @@ USAGE = """normjax: what normalization and residual connections do in a transfor
     {program} --dry_run                           what would run, and what it would cost
     {program} --predict=mine.txt                  what you expect, stored first, then scored
     {program} --print_config                      every field and its value
+    {program} --plugins=mine.py                   norms, placements, tasks, texts of your own
+    {program} --experiment=mine.py                an experiment of your own
 
 Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 75 stopped and saved,
 130 interrupted before anything could be saved.
@@ -46,13 +48,16 @@ def define_flags(values: flags.FlagValues) -> None:
     """Define the launcher's own flags; those of the configuration depend on the experiment."""
     where: Any = {"flag_values": values, "module_name": _MODULE}
     for name, default, text in (
-        ("experiment", "ablation", "which experiment to run; --list shows them"),
+        ("experiment", "ablation", "which experiment to run: a name of --list, or a Python file"),
         ("preset", "default", "which of the experiment's presets to start from"),
         ("workdir", "", "folder of runs and report; empty: runs/EXPERIMENT-PRESET"),
         ("predict", "", "rank the variants before they run: a file, ask, or the name expected"),
         ("compilation_cache", "", "compiled programs; empty: the user's cache; off: none"),
     ):
         flags.DEFINE_string(name, default, text, **where)
+    flags.DEFINE_list(
+        "plugins", [], "files or modules of your own to load first: norms, tasks, ...", **where
+    )
     for name, text in (
         ("dry_run", "print runs, cohorts, parameters, memory, time; run nothing"),
         ("print_config", "print the configuration as JSON; run nothing"),
@@ -82,6 +87,8 @@ def names() -> list[str]:
 
 def find(name: str) -> ModuleType:
     """Return an experiment's module: it has PRESETS, get_config(preset) and run(...)."""
+    if plugins.is_outside(name):
+        return _from_file(name)
     if name not in names():
         raise UserError(
             f"--experiment={name}: must be one of {', '.join(names())}{suggest(name, names())}"
@@ -94,6 +101,25 @@ def find(name: str) -> ModuleType:
     )
 
 
+def _from_file(path: str) -> ModuleType:
+    """Return an experiment that is a file of the user's."""
+    module = plugins.load(path, "--experiment", counts=False).module
+    missing = [
+        word
+        for name, word in (
+            ("__doc__", "a docstring"), ("PRESETS", "PRESETS"),
+            ("get_config", "get_config(preset)"), ("run", "run(config, preset, options)"),
+        )
+        if not getattr(module, name, None)
+    ]  # fmt: skip
+    if missing:
+        raise UserError(
+            f"--experiment={path}: has no {', no '.join(missing)}; an experiment needs them, as"
+            " experiments/ablation.py has"
+        )
+    return module
+
+
 def parse(values: flags.FlagValues, argv: list[str]) -> list[str]:
     """Parse a command line whose ``--config...`` flags depend on the experiment it names.
 
@@ -101,6 +127,7 @@ def parse(values: flags.FlagValues, argv: list[str]) -> list[str]:
     """
     try:
         values(argv[:1] + _early(argv[1:]), known_only=True)
+        _load_plugins(values)
         if values.list:
             return argv[:1]
         experiment = find(values.experiment)
@@ -120,6 +147,18 @@ def parse(values: flags.FlagValues, argv: list[str]) -> list[str]:
         mistake(str(error))
     except flags.Error as error:
         mistake(explain(values, error))
+
+
+def _load_plugins(values: flags.FlagValues) -> None:
+    """Load the user's files: from here on their names are the program's own."""
+    if not values.plugins and not plugins.is_outside(values.experiment):
+        return
+    from normjax.runs import devices
+
+    # They may compute while they are loaded, and JAX is set up before its first computation.
+    devices.set_up(values.cpu_devices, values.compilation_cache)
+    for path in values.plugins:
+        plugins.load(path)
 
 
 def _early(arguments: list[str]) -> list[str]:
@@ -197,10 +236,10 @@ def _first_line(module: ModuleType) -> str:
     return (module.__doc__ or "").strip().splitlines()[0]
 
 
-def listing() -> str:
-    """Return every experiment with its first line and its presets."""
+def listing(*more: str) -> str:
+    """Return every experiment with its first line and its presets, those of files given too."""
     lines = []
-    for name in names():
+    for name in (*names(), *more):
         module = find(name)
         lines.append(f"{name}: {_first_line(module)}")
         lines += [
@@ -212,7 +251,7 @@ def listing() -> str:
 def carry_out(values: flags.FlagValues) -> int:
     """Do what the parsed flags ask for and return the exit code."""
     if values.list:
-        print(listing())
+        print(listing(*filter(plugins.is_outside, [values.experiment])))
         return 0
     experiment = find(values.experiment)
     config = configs.from_flags(experiment.get_config(values.preset), values)
@@ -230,7 +269,8 @@ def carry_out(values: flags.FlagValues) -> int:
     from normjax.runs.grid import ExperimentConfig
     from normjax.runs.locking import LockedError
 
-    workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}").expanduser()
+    name = plugins.short_name(values.experiment)
+    workdir = Path(values.workdir or f"runs/{name}-{values.preset}").expanduser()
     command = shlex.join([*_program(), *_given(values), f"--workdir={workdir}"])
     options = Options(workdir, command, dry_run=values.dry_run, predict=values.predict)
     if values.predict and type(config) is not ExperimentConfig:

@@ -17,7 +17,7 @@ from experiments import cli
 ROOT = Path(__file__).parents[1]
 TEXT = "the quick brown fox jumps over a lazy dog and nobody hears it fall\n" * 40
 OWN = ("experiment", "preset", "workdir", "dry_run", "print_config", "list", "cpu_devices",
-       "compilation_cache", "predict")  # fmt: skip
+       "compilation_cache", "predict", "plugins")  # fmt: skip
 
 
 @pytest.fixture

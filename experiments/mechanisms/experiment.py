@@ -197,7 +197,7 @@ def of_task(config: Config, preset: str, name: str) -> ExperimentConfig:
     base = get_config(preset)
     told = {leaf.path: leaf.value for leaf in configs.leaves(config)}
     usual = {leaf.path: leaf.value for leaf in configs.leaves(base)}
-    own = SETTINGS[preset].get(name, LARGE[name])
+    own = SETTINGS[preset].get(name, LARGE.get(name, {}))
     own = {path: value for path, value in own.items() if told[path] == usual[path]}
     changed = configs.replace(config, own)
     window = changed.mechanisms.window or 32

@@ -24,6 +24,7 @@ from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.vocabulary import VOCABULARIES, Vocabulary
 from normjax.data.windows import batches, evaluation_windows
 from normjax.errors import UserError
+from normjax.registry import Table
 
 MAX_WINDOW = 2**20
 
@@ -135,13 +136,41 @@ def _counts(tokens: np.ndarray, size: int, chunk: int = 1 << 22) -> np.ndarray:
     return sum((np.bincount(p, minlength=size) for p in pieces), np.zeros(size, np.int64))
 
 
-class _Source(NamedTuple):
-    """Where a text comes from; ``identity`` says what it is without reading more than needed."""
+class Source(NamedTuple):
+    """Where a text comes from.
+
+    Attributes:
+      name: as it appears in a report.
+      description: what it is and what is held out, in one sentence.
+      identity: what defines the text, such as a version that is raised with every change of it: a
+        cached one is then not read again. "": only the text itself says that.
+      texts: reads it: the training and the validation text.
+    """
 
     name: str
     description: str
     identity: str
     texts: Callable[[], tuple[str, str]]
+
+
+def register_corpus(
+    name: str, source: Callable[[], Source], *, replace: bool = False
+) -> Callable[[], Source]:
+    """Add a corpus, which ``--config.data.corpus=NAME`` then names, and return its function.
+
+    Args:
+      name: small letters, digits, underscores.
+      source: says where the text comes from; called when the corpus is asked for.
+      replace: whether a name that is taken may get another function.
+
+    Raises:
+      UserError: a name that is none or is taken.
+
+    Examples:
+      register_corpus("limericks", lambda: Source(
+          "limericks", "limericks; every tenth is held out", "", read_limericks))
+    """
+    return CORPORA.register(name, source, replace=replace)
 
 
 def load(config: DataConfig) -> AnyCorpus:
@@ -160,6 +189,8 @@ def load(config: DataConfig) -> AnyCorpus:
     if config.corpus.startswith(task_corpus.PREFIX):
         return _task(config)
     source = _source(config)
+    if not source.identity:
+        source = _identified(source.texts(), source.name, source.description)
     fingerprint = token_cache.fingerprint(config.vocabulary, source.identity)
     folder = token_cache.root(config.cache_dir) / fingerprint
     entry = token_cache.read(folder)
@@ -186,18 +217,30 @@ def _check(config: DataConfig) -> None:
         raise UserError(f"data.corpus={config.corpus!r}: must name a text; pass {text_files.NAMES}")
 
 
-def _source(config: DataConfig) -> _Source:
+def _source(config: DataConfig) -> Source:
     corpus = config.corpus
-    if corpus == "plays":
-        return _plays()
+    if corpus in CORPORA:
+        return _registered(corpus)
     if corpus.startswith("tfds:"):
         return _named(config, corpus.removeprefix("tfds:"))
-    return _divided(config, *text_files.read(corpus))
+    return _divided(config, *text_files.read(corpus, CORPORA))
 
 
-def _plays() -> _Source:
+def _registered(name: str) -> Source:
+    source = CORPORA[name]()
+    if not isinstance(source, Source):
+        raise UserError(
+            f"data.corpus={name}: its function returned a {type(source).__name__}; it must return a"
+            " normjax.Source"
+        )
+    # Two corpora may both call themselves "v1".
+    known = not source.identity or source.identity.startswith(f"{name} ")
+    return source if known else source._replace(identity=f"{name} {source.identity}")
+
+
+def _plays() -> Source:
     held = ", ".join(p.replace("-", " ").title() for p in plays.HELD_OUT)
-    return _Source(
+    return Source(
         "plays",
         f"38 plays of Shakespeare as plain text; held out for validation, whole: {held}",
         plays.identity(),
@@ -205,7 +248,7 @@ def _plays() -> _Source:
     )
 
 
-def _named(config: DataConfig, name: str) -> _Source:
+def _named(config: DataConfig, name: str) -> Source:
     if not name:
         raise UserError(
             f"data.corpus={config.corpus}: must name a TFDS set; "
@@ -216,17 +259,25 @@ def _named(config: DataConfig, name: str) -> _Source:
     if validation is None:
         return _divided(config, name, f"TFDS set {full_name}", train)
     texts = text_files.clean(config.corpus, train), text_files.clean(config.corpus, validation)
-    identity = " ".join(_sha256(t) for t in texts)
-    return _Source(name, f"TFDS set {full_name} with its own splits", identity, lambda: texts)
+    return _identified(texts, name, f"TFDS set {full_name} with its own splits")
 
 
-def _divided(config: DataConfig, name: str, what: str, text: str) -> _Source:
+def _identified(texts: tuple[str, str], name: str, description: str) -> Source:
+    """Return a source whose texts are at hand and say what it is."""
+    return Source(name, description, " ".join(_sha256(t) for t in texts), lambda: texts)
+
+
+CORPORA: Table[Callable[[], Source]] = Table("corpus", {"plays": _plays})
+"""The texts that have names of their own."""
+
+
+def _divided(config: DataConfig, name: str, what: str, text: str) -> Source:
     """Return a source whose last characters are held out: the first ``int(n (1 - f))`` train."""
     text = text_files.clean(config.corpus, text)
     at = int(len(text) * (1 - config.validation_fraction))
     digest = _sha256(text)
     percent = f"{100 * config.validation_fraction:g} %"
-    return _Source(
+    return Source(
         name,
         f"{what}, {len(text)} characters; held out for validation: the last {percent}",
         f"{digest} split at {at}",

@@ -25,7 +25,9 @@ def set_up(cpu_devices: int = 0, compilation_cache: str = "") -> None:
         raise UserError(
             f"--cpu_devices={cpu_devices}: must be from 0 (one per core, here {cores}) to 1024"
         )
-    jax.config.update("jax_num_cpu_devices", cpu_devices or cores)
+    # Not where it is so already: a plug-in may have computed since then.
+    if jax.config.jax_num_cpu_devices != (cpu_devices or cores):  # type: ignore[missing-attribute]
+        jax.config.update("jax_num_cpu_devices", cpu_devices or cores)
     if compilation_cache != "off":
         # A program compiled for one processor may not run on another that shares the folder.
         folder = f"programs-{jax.__version__}-{processor.vector_isa()}"

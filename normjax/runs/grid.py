@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normjax import configs, decoder_config
+from normjax import configs, decoder_config, plugins
 from normjax.configs import field
 from normjax.data import corpora
 from normjax.decoder import Decoder
@@ -234,4 +234,5 @@ def _identity(config: ExperimentConfig, hyper: Hyper, fingerprint: str) -> dict[
     return {
         "format": FORMAT, "model": configs.to_dict(config.model), "train": train_config,
         "corpus": fingerprint, "window": config.data.window, "hyper": list(hyper),
+        **plugins.entry(),
     }  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 import normjax
+from normjax import plugins
 from normjax.runs import processor
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -33,6 +34,7 @@ def environment(flags: list[str] | None = None) -> dict[str, Any]:
         "cpu": processor.name(),
         "cores": processor.usable_cores(),
         "commit": _commit(),
+        **plugins.entry(),
         "flags": list(sys.argv[1:] if flags is None else flags),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "isa": processor.vector_isa(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from normjax import configs
+from normjax import configs, plugins
 from normjax.data import corpora
 from normjax.data.corpora import AnyCorpus
 from normjax.decoder import Decoder
@@ -111,7 +111,7 @@ def _record(
         "title": question.title, "question": question.question,
         "hypothesis": question.hypothesis, "notes": list(question.notes), "baseline": baseline,
         "x": dataclasses.asdict(question.x) if question.x else None,
-        "config": configs.to_dict(config),
+        "config": configs.to_dict(config), **plugins.entry(),
         "corpus": corpus.record(), **({"task": task} if task else {}),
         "evaluation": {
             "windows": len(windows), "tokens": int(weights.sum()),

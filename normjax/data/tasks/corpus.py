@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from normjax.data.tasks.table import TASKS, build, parameters
+from normjax.data.tasks.table import TASKS, Row, build, parameters
 from normjax.data.tasks.task import INFORMATION, Task
 from normjax.errors import UserError, check_choice
 
@@ -134,9 +134,13 @@ class TaskCorpus:
         }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=64)
 def _build(name: str, window: int) -> Task:
-    return build(name, window)
+    return _built(TASKS[name], window)
+
+
+@functools.lru_cache(maxsize=64)
+def _built(row: Row, window: int) -> Task:
+    return row.build(window)
 
 
 def load(corpus: str, window: int) -> TaskCorpus:
