@@ -31,7 +31,7 @@ import normjax
 
 TEXT = "whoever comes here reads the same line\\n" * 40
 
-def source():
+def source(config):
     return normjax.Source("lines", "one line over and over", "", lambda: (TEXT, TEXT[:400]))
 
 normjax.register_corpus("lines", source)
@@ -195,11 +195,12 @@ def test_a_text_of_ones_own_is_a_corpus_known_by_its_content():
     assert corpora.load(DataConfig(corpus="lines", window=8)).fingerprint == first.fingerprint
     for name in ("first", "second"):
         corpora.register_corpus(
-            name, lambda name=name: corpora.Source(name, "", "v1", lambda: (name * 99, name))
+            name,
+            lambda config, name=name: corpora.Source(name, "", "v1", lambda: (name * 99, name)),
         )
     first, second = (corpora.load(DataConfig(corpus=n, window=4)) for n in ("first", "second"))
     assert first.fingerprint != second.fingerprint and first.vocabulary != second.vocabulary
-    corpora.register_corpus("none", lambda: "text")
+    corpora.register_corpus("none", lambda config: "text")
     with pytest.raises(UserError, match="data.corpus=none: its function returned a str; it must"):
         corpora.load(DataConfig(corpus="none"))
     with pytest.raises(UserError, match="did you mean 'lines'"):

@@ -154,20 +154,20 @@ class Source(NamedTuple):
 
 
 def register_corpus(
-    name: str, source: Callable[[], Source], *, replace: bool = False
-) -> Callable[[], Source]:
+    name: str, source: Callable[[DataConfig], Source], *, replace: bool = False
+) -> Callable[[DataConfig], Source]:
     """Add a corpus, which ``--config.data.corpus=NAME`` then names, and return its function.
 
     Args:
       name: small letters, digits, underscores.
-      source: says where the text comes from; called when the corpus is asked for.
+      source: says for a configuration where the text comes from; called when it is asked for.
       replace: whether a name that is taken may get another function.
 
     Raises:
       UserError: a name that is none or is taken.
 
     Examples:
-      register_corpus("limericks", lambda: Source(
+      register_corpus("limericks", lambda config: Source(
           "limericks", "limericks; every tenth is held out", "", read_limericks))
     """
     return CORPORA.register(name, source, replace=replace)
@@ -219,15 +219,16 @@ def _check(config: DataConfig) -> None:
 
 def _source(config: DataConfig) -> Source:
     corpus = config.corpus
-    if corpus in CORPORA:
-        return _registered(corpus)
+    name = "plays" if corpus == "tfds:plays" else corpus
+    if name in CORPORA:
+        return _registered(config, name)
     if corpus.startswith("tfds:"):
         return _named(config, corpus.removeprefix("tfds:"))
     return _divided(config, *text_files.read(corpus, CORPORA))
 
 
-def _registered(name: str) -> Source:
-    source = CORPORA[name]()
+def _registered(config: DataConfig, name: str) -> Source:
+    source = CORPORA[name](config)
     if not isinstance(source, Source):
         raise UserError(
             f"data.corpus={name}: its function returned a {type(source).__name__}; it must return a"
@@ -238,13 +239,13 @@ def _registered(name: str) -> Source:
     return source if known else source._replace(identity=f"{name} {source.identity}")
 
 
-def _plays() -> Source:
+def _plays(config: DataConfig) -> Source:
     held = ", ".join(p.replace("-", " ").title() for p in plays.HELD_OUT)
     return Source(
         "plays",
         f"38 plays of Shakespeare as plain text; held out for validation, whole: {held}",
         plays.identity(),
-        plays.read,
+        lambda: plays.read(token_cache.root(config.cache_dir)),
     )
 
 
@@ -267,7 +268,7 @@ def _identified(texts: tuple[str, str], name: str, description: str) -> Source:
     return Source(name, description, " ".join(_sha256(t) for t in texts), lambda: texts)
 
 
-CORPORA: Table[Callable[[], Source]] = Table("corpus", {"plays": _plays})
+CORPORA: Table[Callable[[DataConfig], Source]] = Table("corpus", {"plays": _plays})
 """The texts that have names of their own."""
 
 
