@@ -151,14 +151,17 @@ def parse(values: flags.FlagValues, argv: list[str]) -> list[str]:
 
 def _load_plugins(values: flags.FlagValues) -> None:
     """Load the user's files: from here on their names are the program's own."""
-    if not values.plugins and not plugins.is_outside(values.experiment):
-        return
-    from normjax.runs import devices
-
-    # They may compute while they are loaded, and JAX is set up before its first computation.
-    devices.set_up(values.cpu_devices, values.compilation_cache)
+    if values.plugins or plugins.is_outside(values.experiment):
+        _set_up(values)  # they may compute while they are loaded
     for path in values.plugins:
         plugins.load(path)
+
+
+def _set_up(values: flags.FlagValues) -> None:
+    from normjax.data import token_cache
+    from normjax.runs import machine
+
+    machine.set_up(values.cpu_devices, values.compilation_cache, token_cache.root(""))
 
 
 def _early(arguments: list[str]) -> list[str]:
@@ -264,10 +267,8 @@ def carry_out(values: flags.FlagValues) -> int:
         return 0
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
     # Heavy imports wait until the command is known to be right.
-    from normjax.runs import devices
-    from normjax.runs.experiment import Interrupted, Options
+    from normjax.runs.experiment import Interrupted, LockedError, Options
     from normjax.runs.grid import ExperimentConfig
-    from normjax.runs.locking import LockedError
 
     name = plugins.short_name(values.experiment)
     workdir = Path(values.workdir or f"runs/{name}-{values.preset}").expanduser()
@@ -279,7 +280,7 @@ def carry_out(values: flags.FlagValues) -> int:
             " losses could be ranked; leave it out"
         )
     try:
-        devices.set_up(values.cpu_devices, values.compilation_cache)
+        _set_up(values)
         outcome = experiment.run(config, values.preset, options)
     except UserError as error:
         mistake(str(error))

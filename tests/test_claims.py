@@ -406,9 +406,9 @@ def test_figures_hold_the_closed_forms(computed):
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
     """Run a command in this process; return exit code, output and error output."""
-    from normjax.runs import devices
+    from normjax.runs import machine
 
-    monkeypatch.setattr(devices, "set_up", lambda *_: None)  # the tests have their own devices
+    monkeypatch.setattr(machine, "set_up", lambda *_: None)  # the tests have their own devices
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):

@@ -31,9 +31,9 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def call(place, monkeypatch, capsys):
     """Run a command in this process; return exit code, output and error output."""
-    from normjax.runs import devices
+    from normjax.runs import machine
 
-    monkeypatch.setattr(devices, "set_up", lambda *_: None)  # the tests have their own devices
+    monkeypatch.setattr(machine, "set_up", lambda *_: None)  # the tests have their own devices
 
     def run(*arguments):
         values = flags.FlagValues()

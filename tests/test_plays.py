@@ -71,20 +71,20 @@ GOLDEN_PLAYS = "796d374278d1a92137de0654b2570473358344badfe4ba0dbc2a0b94024165e0
 
 
 def test_the_corpus_of_the_plays(tmp_path, play_texts, monkeypatch):
-    corpus = corpora.load(DataConfig())
+    corpus = corpora.open_corpus(DataConfig())
     assert corpus.vocabulary_size == 77
     assert corpus.vocabulary.decode(corpus.train) == play_texts[0]
     assert corpus.vocabulary.decode(corpus.validation) == play_texts[1]
     assert 2.5 < corpus.unigram_loss < corpus.uniform_loss == math.log(77)
     assert "Macbeth" in corpus.description
     monkeypatch.setattr(plays, "read", None)  # a second time nothing is prepared
-    assert corpora.load(DataConfig()).fingerprint == corpus.fingerprint
+    assert corpora.open_corpus(DataConfig()).fingerprint == corpus.fingerprint
     monkeypatch.setattr(plays, "VERSION", "1.0.1")
     assert token_cache.fingerprint("char", plays.identity()) != corpus.fingerprint
 
 
 def test_the_set_stays_in_the_cache_for_others_and_is_read_from_there(tmp_path, monkeypatch):
-    fingerprint = corpora.load(DataConfig()).fingerprint
+    fingerprint = corpora.open_corpus(DataConfig()).fingerprint
     with tensorflow_free():
         import tensorflow_datasets as tfds
 
@@ -93,8 +93,8 @@ def test_the_set_stays_in_the_cache_for_others_and_is_read_from_there(tmp_path, 
         assert [example["play"].decode() for example in source][-1] == "macbeth"
     assert not list((tmp_path / "cache" / "tfds").rglob(".new*"))  # filled aside, then renamed
     monkeypatch.setattr(plays, "clean", None)  # another vocabulary: nothing is prepared again
-    assert corpora.load(DataConfig(vocabulary="byte")).vocabulary_size == 256
-    assert corpora.load(DataConfig(corpus="tfds:plays")).fingerprint == fingerprint
+    assert corpora.open_corpus(DataConfig(vocabulary="byte")).vocabulary_size == 256
+    assert corpora.open_corpus(DataConfig(corpus="tfds:plays")).fingerprint == fingerprint
 
 
 def damage_a_byte(file):

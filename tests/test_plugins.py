@@ -174,37 +174,41 @@ def test_what_is_no_plugin_is_one_line(tmp_path):
 @pytest.mark.usefixtures("own_folders")
 def test_a_task_of_ones_own_is_a_corpus_with_floors():
     plugins.load(write("mine.py", TASK))
-    corpus = corpora.load(DataConfig(corpus="task:mine", window=8))
+    corpus = corpora.open_corpus(DataConfig(corpus="task:mine", window=8))
     assert corpus.vocabulary_size == 4 and "a task of mine" in corpus.description
     loss, entry = floors.floor("mine", table.build("mine", 8), "no-attention")
     assert loss is not None and entry.information == "current" and not entry.reached
     with pytest.raises(UserError, match="did you mean 'task:mine'"):
-        corpora.load(DataConfig(corpus="task:minee"))
+        corpora.open_corpus(DataConfig(corpus="task:minee"))
 
 
 @pytest.mark.usefixtures("own_folders")
 def test_a_text_of_ones_own_is_a_corpus_known_by_its_content():
     plugins.load(write("mine.py", CORPUS))
-    first = corpora.load(DataConfig(corpus="lines", window=8))
+    first = corpora.open_corpus(DataConfig(corpus="lines", window=8))
     assert first.name == "lines" and len(first.validation) == 400
     plugins.load(
         write("other.py", CORPUS.replace("reads", "finds").replace('("lines", s', '("others", s'))
     )
-    other = corpora.load(DataConfig(corpus="others", window=8))
+    other = corpora.open_corpus(DataConfig(corpus="others", window=8))
     assert other.fingerprint != first.fingerprint
-    assert corpora.load(DataConfig(corpus="lines", window=8)).fingerprint == first.fingerprint
+    assert (
+        corpora.open_corpus(DataConfig(corpus="lines", window=8)).fingerprint == first.fingerprint
+    )
     for name in ("first", "second"):
         corpora.register_corpus(
             name,
             lambda config, name=name: corpora.Source(name, "", "v1", lambda: (name * 99, name)),
         )
-    first, second = (corpora.load(DataConfig(corpus=n, window=4)) for n in ("first", "second"))
+    first, second = (
+        corpora.open_corpus(DataConfig(corpus=n, window=4)) for n in ("first", "second")
+    )
     assert first.fingerprint != second.fingerprint and first.vocabulary != second.vocabulary
     corpora.register_corpus("none", lambda config: "text")
     with pytest.raises(UserError, match="data.corpus=none: its function returned a str; it must"):
-        corpora.load(DataConfig(corpus="none"))
+        corpora.open_corpus(DataConfig(corpus="none"))
     with pytest.raises(UserError, match="did you mean 'lines'"):
-        corpora.load(DataConfig(corpus="linse"))
+        corpora.open_corpus(DataConfig(corpus="linse"))
 
 
 # --- identity -------------------------------------------------------------------------------------
@@ -270,9 +274,9 @@ def test_help_and_list_know_what_was_loaded_and_mistakes_are_one_line(
     from absl import flags
 
     from experiments import cli
-    from normjax.runs import devices
+    from normjax.runs import machine
 
-    monkeypatch.setattr(devices, "set_up", lambda *_: None)
+    monkeypatch.setattr(machine, "set_up", lambda *_: None)
 
     def run(*arguments):
         values = flags.FlagValues()

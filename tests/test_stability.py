@@ -161,7 +161,7 @@ def test_the_whole_experiment(workdir):
     folder, outcome = workdir
     work = folder / "work"
     assert outcome.page == work / "stability.html" and outcome.code == 0
-    made = stability_data.load(work)
+    made = stability_data.read_stability(work)
     assert made.series == ["pre", "post"] and made.rates == [1e-3, 1e-2]
     assert made.values("depth") == [1] and made.values("warmup") == [1]
     assert {t.outcome for t in made.trials} <= {TRAINS, IS_STUCK} and len(made.trials) == 8

@@ -132,7 +132,7 @@ class Mechanisms:
         return palette.looks(self.variants, "full")
 
 
-def load(folder: Path) -> Mechanisms:
+def read_mechanisms(folder: Path) -> Mechanisms:
     """Read the experiment's workdir.
 
     Raises:

@@ -236,7 +236,7 @@ def check(config: Config, plans: dict[str, ExperimentConfig]) -> dict[str, TaskC
     for name, plan in plans.items():
         grid.check(plan, grid.select(CELLS, plan.grid.variants), 1)
         try:
-            source = corpora.load(plan.data)
+            source = corpora.open_corpus(plan.data)
         except UserError as error:  # the window has another name here
             text = str(error).replace("data.window", "mechanisms.window")
             raise UserError(text) from None

@@ -112,7 +112,7 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
     check(config)
     names = config.spectrum.placements or tuple(PLACEMENTS)
     folders = [folder for path in config.spectrum.runs for folder in run_folders(path)]
-    corpus = corpora.load(config.data)
+    corpus = corpora.open_corpus(config.data)
     if options.dry_run:
         print(_plan(config, names, folders))
         return None

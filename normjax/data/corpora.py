@@ -173,7 +173,7 @@ def register_corpus(
     return CORPORA.register(name, source, replace=replace)
 
 
-def load(config: DataConfig) -> AnyCorpus:
+def open_corpus(config: DataConfig) -> AnyCorpus:
     """Return the corpus that a configuration names, from the cache when it was read before.
 
     A name task:NAME gives a :class:`normjax.data.tasks.corpus.TaskCorpus`; nothing of it is cached.
@@ -182,8 +182,8 @@ def load(config: DataConfig) -> AnyCorpus:
       UserError: anything wrong with the configuration or the text, before anything is written.
 
     Examples:
-      load(DataConfig()).vocabulary_size  # 77
-      load(DataConfig(corpus="poems/", vocabulary="byte"))
+      open_corpus(DataConfig()).vocabulary_size  # 77
+      open_corpus(DataConfig(corpus="poems/", vocabulary="byte"))
     """
     _check(config)
     if config.corpus.startswith(task_corpus.PREFIX):
@@ -208,7 +208,7 @@ def _task(config: DataConfig) -> TaskCorpus:
             f"data.vocabulary={config.vocabulary}: {config.corpus} has tokens of its own;"
             " leave --config.data.vocabulary away"
         )
-    return task_corpus.load(config.corpus, config.window)
+    return task_corpus.open_task(config.corpus, config.window)
 
 
 def _check(config: DataConfig) -> None:

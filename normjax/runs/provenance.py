@@ -16,7 +16,7 @@ import jax
 
 import normjax
 from normjax import plugins
-from normjax.runs import processor
+from normjax.runs import machine
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -31,13 +31,13 @@ def environment(flags: list[str] | None = None) -> dict[str, Any]:
         },
         "devices": [f"{d.platform}:{d.id}" for d in jax.local_devices()],
         "platform": jax.default_backend(),
-        "cpu": processor.name(),
-        "cores": processor.usable_cores(),
+        "cpu": machine.processor_name(),
+        "cores": machine.usable_cores(),
         "commit": _commit(),
         **plugins.entry(),
         "flags": list(sys.argv[1:] if flags is None else flags),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "isa": processor.vector_isa(),
+        "isa": machine.vector_isa(),
         "hostname": socket.gethostname(),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

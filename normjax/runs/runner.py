@@ -20,10 +20,17 @@ from normjax.predictions.prediction import SERIES, Candidate
 from normjax.reporting import report
 from normjax.runs import estimates, grid, provenance, runlog
 from normjax.runs.cohort_run import CohortRun
-from normjax.runs.experiment import Interrupted, Options, Outcome, check_workdir, working_in
+from normjax.runs.experiment import (
+    Interrupted,
+    Options,
+    Outcome,
+    StopRequest,
+    check_workdir,
+    stop_on_signals,
+    working_in,
+)
 from normjax.runs.grid import Cell, CohortPlan, ExperimentConfig, Question
 from normjax.runs.progress import Progress, TimeLeft
-from normjax.runs.stopping import StopRequest, stop_on_signals
 
 MOST_REPLAYED = 2000
 """Diverged runs that take more steps to replay are left to a call of one's own."""
@@ -45,7 +52,7 @@ def carry_out(
     devices = jax.local_devices()
     grid.check(config, cells, len(devices))
     check_workdir(options.workdir)
-    corpus = corpora.load(config.data)
+    corpus = corpora.open_corpus(config.data)
     cohorts = grid.plan(config, cells, corpus.fingerprint)
     asked = grid.identity(question, config, corpus.fingerprint)
     prediction = given.prepare(

@@ -143,13 +143,13 @@ def _built(row: Row, window: int) -> Task:
     return row.build(window)
 
 
-def load(corpus: str, window: int) -> TaskCorpus:
+def open_task(corpus: str, window: int) -> TaskCorpus:
     """Return the corpus of ``task:NAME``.
 
     Raises:
       UserError: no such task, or a window too short for it, naming the flags.
 
-    >>> load("task:copy", 16).vocabulary_size
+    >>> open_task("task:copy", 16).vocabulary_size
     3
     """
     check_choice("data.corpus", corpus, [PREFIX + name for name in TASKS])
