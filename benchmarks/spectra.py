@@ -31,7 +31,7 @@ import numpy as np
 
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.jacobians.blocks import Parts
-from normjax.runs.processor import usable_cores
+from normjax.runs.machine import usable_cores
 from normjax.spectra.dense import dense_jacobian, singular_values
 from normjax.spectra.depth_products import depth_log_singular_values
 from normjax.spectra.krylov import top_singular_values

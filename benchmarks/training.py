@@ -16,7 +16,7 @@ import time
 import jax
 import numpy as np
 
-from normjax.runs.processor import usable_cores
+from normjax.runs.machine import usable_cores
 
 BLOCKS, STEPS = 9, 6
 

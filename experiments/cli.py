@@ -1,7 +1,4 @@
-"""From a command line to an experiment: parsing, messages, exit codes.
-
-launch.py defines the flags.
-"""
+"""The command line: flags, messages, exit codes, and from them to an experiment."""
 
 from __future__ import annotations
 
@@ -19,16 +16,67 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from absl import flags, logging
+from absl import app, flags, logging
 
 import experiments
-from normjax import configs
+from normjax import configs, plugins
 from normjax.errors import UserError, check_choice, suggest
 
 EXIT_MISTAKE, EXIT_LOCKED, EXIT_STOPPED, EXIT_INTERRUPTED = 2, 3, 75, 130
 HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort", "-?")
+USAGE = """normjax: what normalization and residual connections do in a transformer decoder.
+
+    {program}                                     the default ablation
+    {program} --list                              all experiments and presets
+    {program} --experiment=depth --workdir=runs/depth
+    {program} --config.model.depth=8 --config.grid.seeds=5
+    {program} --dry_run                           what would run, and what it would cost
+    {program} --predict=mine.txt                  what you expect, stored first, then scored
+    {program} --print_config                      every field and its value
+    {program} --plugins=mine.py                   norms, placements, tasks, texts of your own
+    {program} --experiment=mine.py                an experiment of your own
+
+Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 75 stopped and saved,
+130 interrupted before anything could be saved.
+"""
+_MODULE = "launch"  # whose the launcher's flags are, in absl's eyes
 _NOT_EXPERIMENTS = ("cli",)
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Define the launcher's own flags; those of the configuration depend on the experiment."""
+    where: Any = {"flag_values": values, "module_name": _MODULE}
+    for name, default, text in (
+        ("experiment", "ablation", "which experiment to run: a name of --list, or a Python file"),
+        ("preset", "default", "which of the experiment's presets to start from"),
+        ("workdir", "", "folder of runs and report; empty: runs/EXPERIMENT-PRESET"),
+        ("predict", "", "rank the variants before they run: a file, ask, or the name expected"),
+        ("compilation_cache", "", "compiled programs; empty: the user's cache; off: none"),
+    ):
+        flags.DEFINE_string(name, default, text, **where)
+    flags.DEFINE_list(
+        "plugins", [], "files or modules of your own to load first: norms, tasks, ...", **where
+    )
+    for name, text in (
+        ("dry_run", "print runs, cohorts, parameters, memory, time; run nothing"),
+        ("print_config", "print the configuration as JSON; run nothing"),
+        ("list", "print experiments and presets; run nothing"),
+    ):
+        flags.DEFINE_boolean(name, False, text, **where)
+    flags.DEFINE_integer(
+        "cpu_devices", 0, "host devices on a CPU, one run on each; 0: one per core", **where
+    )
+
+
+def run() -> None:
+    """Carry out the command line of this process and exit."""
+    define_flags(flags.FLAGS)
+    with closed_pipe_is_no_error():
+        app.run(
+            lambda _: carry_out(flags.FLAGS),
+            flags_parser=lambda argv: parse(flags.FLAGS, argv),
+        )
 
 
 def names() -> list[str]:
@@ -39,6 +87,8 @@ def names() -> list[str]:
 
 def find(name: str) -> ModuleType:
     """Return an experiment's module: it has PRESETS, get_config(preset) and run(...)."""
+    if plugins.is_outside(name):
+        return _from_file(name)
     if name not in names():
         raise UserError(
             f"--experiment={name}: must be one of {', '.join(names())}{suggest(name, names())}"
@@ -51,13 +101,33 @@ def find(name: str) -> ModuleType:
     )
 
 
-def parse(values: flags.FlagValues, argv: list[str], usage: str) -> list[str]:
+def _from_file(path: str) -> ModuleType:
+    """Return an experiment that is a file of the user's."""
+    module = plugins.load(path, "--experiment", counts=False).module
+    missing = [
+        word
+        for name, word in (
+            ("__doc__", "a docstring"), ("PRESETS", "PRESETS"),
+            ("get_config", "get_config(preset)"), ("run", "run(config, preset, options)"),
+        )
+        if not getattr(module, name, None)
+    ]  # fmt: skip
+    if missing:
+        raise UserError(
+            f"--experiment={path}: has no {', no '.join(missing)}; an experiment needs them, as"
+            " experiments/ablation.py has"
+        )
+    return module
+
+
+def parse(values: flags.FlagValues, argv: list[str]) -> list[str]:
     """Parse a command line whose ``--config...`` flags depend on the experiment it names.
 
     A mistake prints one line and exits with code 2.
     """
     try:
         values(argv[:1] + _early(argv[1:]), known_only=True)
+        _load_plugins(values)
         if values.list:
             return argv[:1]
         experiment = find(values.experiment)
@@ -65,7 +135,7 @@ def parse(values: flags.FlagValues, argv: list[str], usage: str) -> list[str]:
         config = experiment.get_config(values.preset)
         configs.define_flags(config, values)
         if any(argument in HELP for argument in argv[1:]):
-            print(help_text(values, usage, experiment, config))
+            print(help_text(values, experiment, config))
             sys.exit(0)
         values.unparse_flags()
         rest = values(argv)
@@ -77,6 +147,21 @@ def parse(values: flags.FlagValues, argv: list[str], usage: str) -> list[str]:
         mistake(str(error))
     except flags.Error as error:
         mistake(explain(values, error))
+
+
+def _load_plugins(values: flags.FlagValues) -> None:
+    """Load the user's files: from here on their names are the program's own."""
+    if values.plugins or plugins.is_outside(values.experiment):
+        _set_up(values)  # they may compute while they are loaded
+    for path in values.plugins:
+        plugins.load(path)
+
+
+def _set_up(values: flags.FlagValues) -> None:
+    from normjax.data import token_cache
+    from normjax.runs import machine
+
+    machine.set_up(values.cpu_devices, values.compilation_cache, token_cache.root(""))
 
 
 def _early(arguments: list[str]) -> list[str]:
@@ -95,14 +180,9 @@ def explain(values: flags.FlagValues, error: flags.Error) -> str:
         name = assignment.removeprefix("--").split("=", 1)[0]
         kind = _KINDS.get(values[name].flag_type()) if name in values else None
         if kind:
-            return f"{assignment}: must be {kind}, as in --{name}={_shown(values[name].default)}"
+            usual = configs.shown(values[name].default)
+            return f"{assignment}: must be {kind}; pass --{name}={usual}"
     return text
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(str(v) for v in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @contextlib.contextmanager
@@ -125,9 +205,11 @@ def mistake(line: str) -> NoReturn:
     sys.exit(EXIT_MISTAKE)
 
 
-def help_text(values: flags.FlagValues, usage: str, experiment: ModuleType, config: Any) -> str:
+def help_text(values: flags.FlagValues, experiment: ModuleType, config: Any) -> str:
     """Return usage, the launcher's flags, and every field of the experiment's configuration."""
-    lines = [textwrap.dedent(usage).strip(), "", "Flags (default in brackets):"]
+    script = Path(sys.argv[0]).name
+    program = f"python {script}" if script.endswith(".py") else "normjax"
+    lines = [USAGE.format(program=program), "Flags (default in brackets):"]
     lines += [_entry(f"--{f.name}", f.default, f.help) for f in _launcher_flags(values)]
     lines += ["", f"Experiment {values.experiment}: {_first_line(experiment)}", "Presets:"]
     lines += [f"  {name:<12}{text}" for name, (text, _) in experiment.PRESETS.items()]
@@ -142,13 +224,11 @@ def help_text(values: flags.FlagValues, usage: str, experiment: ModuleType, conf
 
 
 def _launcher_flags(values: flags.FlagValues) -> list[flags.Flag]:
-    by_module = values.flags_by_module_dict()
-    own = by_module.get("launch", []) or by_module.get(sys.argv[0], [])
-    return sorted(own, key=lambda flag: flag.name)
+    return sorted(values.flags_by_module_dict()[_MODULE], key=lambda flag: flag.name)
 
 
 def _entry(name: str, default: Any, text: str) -> str:
-    shown = _shown(default)
+    shown = configs.shown(default)
     body = f"{text} [{shown}]" if shown else text
     column = 38
     head = f"  {name:<{column - 2}}"
@@ -159,10 +239,10 @@ def _first_line(module: ModuleType) -> str:
     return (module.__doc__ or "").strip().splitlines()[0]
 
 
-def listing() -> str:
-    """Return every experiment with its first line and its presets."""
+def listing(*more: str) -> str:
+    """Return every experiment with its first line and its presets, those of files given too."""
     lines = []
-    for name in names():
+    for name in (*names(), *more):
         module = find(name)
         lines.append(f"{name}: {_first_line(module)}")
         lines += [
@@ -171,25 +251,28 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
+def carry_out(values: flags.FlagValues) -> int:
     """Do what the parsed flags ask for and return the exit code."""
     if values.list:
-        print(listing())
+        print(listing(*filter(plugins.is_outside, [values.experiment])))
         return 0
     experiment = find(values.experiment)
     config = configs.from_flags(experiment.get_config(values.preset), values)
+    try:
+        configs.check(config)
+    except UserError as error:
+        mistake(str(error))
     if values.print_config:
         print(json.dumps(configs.to_dict(config), indent=2))
         return 0
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
     # Heavy imports wait until the command is known to be right.
-    from normjax.runs import devices
-    from normjax.runs.experiment import Interrupted, Options
+    from normjax.runs.experiment import Interrupted, LockedError, Options
     from normjax.runs.grid import ExperimentConfig
-    from normjax.runs.locking import LockedError
 
-    workdir = Path(values.workdir or f"runs/{values.experiment}-{values.preset}").expanduser()
-    command = shlex.join([_python(), sys.argv[0], *_given(values), f"--workdir={workdir}"])
+    name = plugins.short_name(values.experiment)
+    workdir = Path(values.workdir or f"runs/{name}-{values.preset}").expanduser()
+    command = shlex.join([*_program(), *_given(values), f"--workdir={workdir}"])
     options = Options(workdir, command, dry_run=values.dry_run, predict=values.predict)
     if values.predict and type(config) is not ExperimentConfig:
         mistake(
@@ -197,7 +280,7 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
             " losses could be ranked; leave it out"
         )
     try:
-        devices.set_up(values.cpu_devices, values.compilation_cache)
+        _set_up(values)
         outcome = experiment.run(config, values.preset, options)
     except UserError as error:
         mistake(str(error))
@@ -218,11 +301,16 @@ def carry_out(values: flags.FlagValues, argv: list[str]) -> int:
     return outcome.code
 
 
-def _python() -> str:
-    """Return what a person types for this interpreter: its path, where `python` is another one."""
-    found = shutil.which("python")
-    here = found is not None and Path(found).absolute() == Path(sys.executable).absolute()
-    return "python" if here else sys.executable
+def _program() -> list[str]:
+    """Return what a person types to start this: names where they are found, else paths."""
+
+    def short(name: str, path: str) -> str:
+        found = shutil.which(name)
+        return name if found and Path(found).absolute() == Path(path).absolute() else path
+
+    if sys.argv[0].endswith(".py"):
+        return [short("python", sys.executable), sys.argv[0]]
+    return [short("normjax", sys.argv[0])]
 
 
 def _given(values: flags.FlagValues) -> list[str]:

@@ -65,9 +65,6 @@ def get_config(preset: str) -> ExperimentConfig:
 def cells(config: ExperimentConfig) -> list[Cell]:
     """Return one cell per placement and depth."""
     depths = config.grid.depths or DEPTHS
-    for depth in depths:
-        if depth < 1:
-            raise UserError(f"config.grid.depths={depth}: a depth must be at least 1, as in 2,4,8")
     found = []
     for series in dict.fromkeys((*SHOWN, NO_RESIDUAL, *_asked(config))):
         removed = series == NO_RESIDUAL

@@ -1,7 +1,8 @@
 """Frozen, typed configurations: to flags, to JSON, to a hash, and back.
 
 A configuration is a frozen dataclass whose fields are bool, int, float, str, a tuple of those, or
-another configuration. Fields are named by dotted paths: ``model.depth``.
+another configuration. Fields are named by dotted paths: ``model.depth``. What a field's value may
+be stands in its declaration; :func:`check` holds every field to it.
 """
 
 from __future__ import annotations
@@ -9,48 +10,230 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import numbers
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from absl import flags
 
-from normjax.errors import UserError, suggest
+from normjax.errors import UserError, closest, suggest
 
 C = TypeVar("C")
 
 
-def field(default: Any, help: str) -> Any:
-    """Declare a dataclass field with a default and the help text of its flag.
+Choices = Iterable[str] | Callable[[], Iterable[str]]
+"""Names that a field may have, asked for when they are needed: a table may have grown by then."""
+
+_KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"), int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"), str: (str, "a text"),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the value of a field may be; of a list, what each of its elements may be.
+
+    Attributes:
+      least, most: ends that are allowed.
+      above, below: ends that are not.
+      choices: the names allowed.
+      fewest: how many a list must hold.
+      distinct: whether a list may hold a value only once.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: Choices | None = None
+    fewest: int = 0
+    distinct: bool = False
+
+    def names(self) -> list[str]:
+        """Return the names allowed now; none where any is."""
+        return list(self.choices() if callable(self.choices) else self.choices or ())
+
+    @property
+    def words(self) -> str:
+        """What is allowed, in words; empty where anything is.
+
+        >>> Limits(least=1, most=8).words, Limits(above=0, most=1).words
+        ('from 1 to 8', 'above 0 and at most 1')
+        >>> Limits(choices=("on", "off")).words
+        'one of on, off'
+        """
+        if self.choices is not None:
+            return f"one of {', '.join(self.names())}"
+        if self.least is not None and self.most is not None:
+            return f"from {self.least:.10g} to {self.most:.10g}"
+        ends = {"above": self.above, "at least": self.least,
+                "below": self.below, "at most": self.most}  # fmt: skip
+        return " and ".join(f"{word} {x:.10g}" for word, x in ends.items() if x is not None)
+
+    def admit(self, value: Any) -> bool:
+        """Whether one value lies within; no NaN or infinity does."""
+        if self.choices is not None:
+            return value in self.names()
+        if isinstance(value, str):
+            return True
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+
+def field(default: Any, help: str, **limits: Any) -> Any:
+    """Declare a dataclass field with a default, the help text of its flag, and its limits.
+
+    Args:
+      default: its value where nothing is said.
+      help: what it is, in words. What is allowed is added where it is shown.
+      **limits: fields of :class:`Limits`.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Example:
-    ...     depth: int = field(4, "number of blocks")
+    ...     depth: int = field(4, "number of blocks", least=1, most=100)
     >>> Example().depth
     4
+    >>> check(Example(depth=0))
+    Traceback (most recent call last):
+    normjax.errors.UserError: config.depth=0: must be from 1 to 100; pass --config.depth=4
     """
-    return dataclasses.field(default=default, metadata={"help": help})
+    return dataclasses.field(default=default, metadata={"help": help, "limits": Limits(**limits)})
+
+
+def part(default: Any, **changed: Mapping[str, Any]) -> Any:
+    """Declare a nested configuration, some of whose fields have other limits here.
+
+    >>> steps = ("steps", int, field(9, "steps", least=1))
+    >>> train = dataclasses.make_dataclass("T", [steps], frozen=True)
+    >>> Example = dataclasses.make_dataclass(
+    ...     "Example", [("train", train, part(train(), steps={"least": 0}))])
+    >>> check(Example(train=train(steps=0)))
+    """
+    return dataclasses.field(default=default, metadata={"changed": changed})
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One plain field of a nested configuration."""
+    """One plain field of a nested configuration.
+
+    Attributes:
+      path: its dotted name.
+      type: as declared: a plain type, or a tuple of one.
+      value: what it holds.
+      usual: what it holds where nothing is said.
+      text: its help text as declared.
+      limits: what is allowed.
+    """
 
     path: str
     type: Any
     value: Any
-    help: str
+    usual: Any
+    text: str
+    limits: Limits
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it holds any number of values."""
+        return typing.get_origin(self.type) is tuple
+
+    @property
+    def kind(self) -> Any:
+        """The plain type of its value, or of its elements."""
+        return typing.get_args(self.type)[0] if self.is_list else self.type
+
+    @property
+    def help(self) -> str:
+        """Its help text with what is allowed."""
+        words = self.limits.words
+        return f"{self.text} ({words})" if words else self.text
 
 
-def leaves(config: Any, prefix: str = "") -> Iterator[Leaf]:
+def leaves(config: Any) -> Iterator[Leaf]:
     """Yield every plain field of a nested configuration in the order of declaration."""
+    return _leaves(config, None, "", {})
+
+
+def _leaves(
+    config: Any, usual: Any, prefix: str, changed: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Leaf]:
     types = typing.get_type_hints(type(config))
     for f in dataclasses.fields(config):
         value, path = getattr(config, f.name), prefix + f.name
-        if dataclasses.is_dataclass(value) and not _is_row(value):
-            yield from leaves(value, path + ".")
+        if usual is not None:
+            default = getattr(usual, f.name)
         else:
-            yield Leaf(path, types[f.name], value, f.metadata.get("help", ""))
+            default = value if f.default is dataclasses.MISSING else f.default
+        if dataclasses.is_dataclass(value) and not _is_row(value):
+            yield from _leaves(value, default, path + ".", f.metadata.get("changed", {}))
+        else:
+            limits = f.metadata.get("limits", Limits())
+            limits = dataclasses.replace(limits, **changed.get(f.name, {}))
+            yield Leaf(path, types[f.name], value, default, f.metadata.get("help", ""), limits)
+
+
+def check(config: Any, prefix: str = "config") -> None:
+    """Hold every field of a nested configuration to the limits of its declaration.
+
+    Raises:
+      UserError: one line with the field's flag, its value, what is allowed and the fix.
+    """
+    for leaf in leaves(config):
+        if wrong := _wrong(leaf):
+            value, what, fix = wrong
+            flag = f"{prefix}.{leaf.path}"
+            raise UserError(f"{flag}={shown(value)}: {what} pass --{flag}={shown(fix)}")
+
+
+def _wrong(leaf: Leaf) -> tuple[Any, str, Any] | None:
+    """Return what is wrong with a field: the value, why, and a value that would do."""
+    limits, (base, kind) = leaf.limits, _KINDS[leaf.kind]
+    values = list(leaf.value) if leaf.is_list else [leaf.value]
+    first: tuple[Any, str] | None = None
+    kept = []
+    for value in values:
+        if _is_row(value):
+            kept.append(value)
+            continue
+        is_typed = isinstance(value, base) and (base is bool or not isinstance(value, bool))
+        if is_typed and limits.admit(value):
+            kept.append(value)
+            continue
+        close = closest(value, limits.names()) if isinstance(value, str) else None
+        if close is not None:
+            kept.append(close)
+        why = f"must be {(limits.words or 'finite') if is_typed else kind}"
+        first = first or (value, why + (f"; did you mean {close!r}?" if close else ";"))
+    once = list(dict.fromkeys(kept)) if limits.distinct else kept
+    if first is None and len(values) < limits.fewest:
+        first = leaf.value, f"must list at least {limits.fewest};"
+    elif first is None and len(once) < len(values):
+        first = leaf.value, "must list each value once;"
+    if first is None:
+        return None
+    value, why = first
+    if len(once) < max(1, limits.fewest):
+        return value, why, leaf.usual
+    return value, why, tuple(once) if leaf.is_list else once[0]
+
+
+def shown(value: Any) -> str:
+    """Return a value as a command line says it.
+
+    >>> shown((1, 2)), shown(False), shown(0.001)
+    ('1,2', 'false', '0.001')
+    """
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(v) for v in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def replace(config: C, changes: Mapping[str, Any]) -> C:
@@ -98,7 +281,7 @@ def _plain(value: Any) -> Any:
 
 def _is_row(value: Any) -> bool:
     """Whether a field holds a row of a table itself, in place of its name."""
-    return hasattr(value, "record") and not isinstance(value, type)
+    return hasattr(value, "record") and hasattr(value, "title")
 
 
 def from_dict(config: C, values: Mapping[str, Any]) -> C:
@@ -158,10 +341,9 @@ def define_flags(config: Any, flag_values: flags.FlagValues) -> None:
     """Define one absl flag ``--config.PATH`` for every plain field of ``config``."""
     for leaf in leaves(config):
         name, module = f"config.{leaf.path}", "normjax"
-        if typing.get_origin(leaf.type) is tuple:
-            element = typing.get_args(leaf.type)[0]
+        if leaf.is_list:
             flags.DEFINE(
-                _TupleParser(element), name, leaf.value, leaf.help + " (comma-separated)",
+                _TupleParser(leaf.kind), name, leaf.value, leaf.help + " (comma-separated)",
                 flag_values=flag_values, serializer=_TupleSerializer(), module_name=module,
             )  # fmt: skip
             continue
@@ -203,4 +385,4 @@ class _TupleParser(flags.ArgumentParser):
 
 class _TupleSerializer(flags.ArgumentSerializer):
     def serialize(self, value: Any) -> str:
-        return ",".join(str(v) for v in value)
+        return shown(value)

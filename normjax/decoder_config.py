@@ -6,16 +6,16 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from normjax import configs
 from normjax.configs import field
-from normjax.errors import UserError, check_choice
+from normjax.errors import UserError
 from normjax.initializers import INITIALIZERS, Initialization
 from normjax.nonlinearities import NONLINEARITIES, Nonlinearity
 from normjax.norms import NORMS, Norm
 from normjax.placements import PLACEMENTS, Placement
 
+MAX_DEPTH = 10_000
 ATTENTIONS = ("softmax", "none")
 POSITIONS = ("rotary", "learned", "none")
 FINAL_NORMS = ("auto", "on", "off")
@@ -26,27 +26,46 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 class DecoderConfig:
     """What the decoder is. Every field is a flag: ``--config.model.depth=8``."""
 
-    depth: int = field(4, "number of blocks L; a block is attention and MLP")
-    width: int = field(128, "features D of the residual stream")
-    heads: int = field(4, "attention heads; must divide the width")
-    kv_heads: int = field(0, "heads of keys and values, shared by groups of queries; 0: as heads")
-    attention: str = field("softmax", "softmax or none")
-    mlp: str = field("gelu", f"{', '.join(NONLINEARITIES)} or none")
-    mlp_width: int = field(0, "hidden width of the MLP; 0: 4 D, or 8/3 D rounded to 8 for swiglu")
-    positions: str = field("rotary", "rotary, learned or none")
-    norm: str = field("rmsnorm", f"one of {', '.join(NORMS)}")
-    norm_eps: float = field(1e-6, "eps of every norm, inside the root")
-    placement: str = field("pre", f"one of {', '.join(PLACEMENTS)}")
+    depth: int = field(
+        4, "number of blocks L; a block is attention and MLP", least=1, most=MAX_DEPTH
+    )
+    width: int = field(128, "features D of the residual stream", least=1, most=2**16)
+    heads: int = field(4, "attention heads; must divide the width", least=1, most=2**16)
+    kv_heads: int = field(
+        0, "heads of keys and values, shared by groups of queries; 0: as heads", least=0, most=2**16
+    )
+    attention: str = field("softmax", "what mixes tokens", choices=ATTENTIONS)
+    mlp: str = field(
+        "gelu", "what the MLP computes with", choices=lambda: (*NONLINEARITIES, "none")
+    )
+    mlp_width: int = field(
+        0, "hidden width of the MLP; 0: 4 D, or 8/3 D rounded to 8 for swiglu", least=0, most=2**20
+    )
+    positions: str = field("rotary", "how attention is told of order", choices=POSITIONS)
+    norm: str = field("rmsnorm", "every norm of the decoder", choices=NORMS)
+    norm_eps: float = field(1e-6, "eps of every norm, inside the root", least=0, most=1e6)
+    placement: str = field("pre", "where the norm stands", choices=PLACEMENTS)
     residual: bool = field(True, "false: no residual path (a = 0), for any placement")
-    final_norm: str = field("auto", "norm before the output layer: on, off, or auto by placement")
+    final_norm: str = field(
+        "auto", "norm before the output layer; auto: by placement", choices=FINAL_NORMS
+    )
     qk_norm: bool = field(False, "normalize queries and keys per head")
-    attention_softcap: float = field(0.0, "cap c of attention logits, c tanh(x/c); 0: none")
-    output_softcap: float = field(0.0, "cap c of output logits, c tanh(x/c); 0: none")
+    attention_softcap: float = field(
+        0.0, "cap c of attention logits, c tanh(x/c); 0: none", least=0, most=1e6
+    )
+    output_softcap: float = field(
+        0.0, "cap c of output logits, c tanh(x/c); 0: none", least=0, most=1e6
+    )
     bias: bool = field(False, "biases in the linear layers")
     tied: bool = field(True, "the output layer is the transposed token embedding")
-    init: str = field("auto", f"auto (the placement's own, else gpt2), {', '.join(INITIALIZERS)}")
-    dtype: str = field("float32", "of the computation; logits and loss are float32 at least")
-    param_dtype: str = field("float32", "of the parameters")
+    init: str = field(
+        "auto", "initialization; auto: the placement's own, else gpt2",
+        choices=lambda: ("auto", *INITIALIZERS),
+    )  # fmt: skip
+    dtype: str = field(
+        "float32", "of the computation; logits and loss are float32 at least", choices=DTYPES
+    )
+    param_dtype: str = field("float32", "of the parameters", choices=DTYPES)
     scan_layers: bool = field(False, "scan the blocks: compile time independent of depth")
     remat: bool = field(False, "recompute activations of a block in the backward pass")
 
@@ -163,28 +182,8 @@ def _row(table: Any, value: Any) -> Any:
 
 def check(config: DecoderConfig, prefix: str = "config.model") -> None:
     """Raise :class:`UserError` for a decoder that cannot be built, naming field, value and fix."""
+    configs.check(config, prefix)
     c = config
-    for name, least in (
-        ("depth", 1),
-        ("width", 1),
-        ("heads", 1),
-        ("kv_heads", 0),
-        ("mlp_width", 0),
-    ):
-        if getattr(c, name) < least:
-            usual = getattr(DecoderConfig(), name)
-            raise UserError(
-                f"{prefix}.{name}={getattr(c, name)}: must be at least {least};"
-                f" pass --{prefix}.{name}={usual}"
-            )
-    choices = {
-        "attention": ATTENTIONS, "mlp": (*NONLINEARITIES, "none"), "positions": POSITIONS,
-        "norm": NORMS, "placement": PLACEMENTS, "final_norm": FINAL_NORMS,
-        "init": ("auto", *INITIALIZERS), "dtype": DTYPES, "param_dtype": DTYPES,
-    }  # fmt: skip
-    for name, allowed in choices.items():
-        if not isinstance(getattr(c, name), (Norm, Placement, Nonlinearity, Initialization)):
-            check_choice(f"{prefix}.{name}", getattr(c, name), allowed)
     if c.width % c.heads:
         divisors = [h for h in range(1, c.width + 1) if c.width % h == 0]
         nearest = min(divisors, key=lambda h: abs(h - c.heads))
@@ -202,14 +201,6 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
             f"{prefix}.heads={c.heads}: rotary positions need an even head width, not"
             f" {c.width}/{c.heads} = {c.head_width}; change heads, or use positions=learned"
         )
-    for name in ("norm_eps", "attention_softcap", "output_softcap"):
-        value = getattr(c, name)
-        if not 0 <= value <= float(jnp.finfo(jnp.float32).max):
-            usual = getattr(DecoderConfig(), name)
-            raise UserError(
-                f"{prefix}.{name}={value}: must be finite and at least 0;"
-                f" pass --{prefix}.{name}={usual}"
-            )
     for name in ("dtype", "param_dtype"):
         if getattr(c, name) == "float64" and not jax.config.read("jax_enable_x64"):
             raise UserError(

@@ -14,6 +14,17 @@ class UserError(ValueError):
     """
 
 
+def closest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the one of ``choices`` that ``name`` was most likely meant to be, if any is near.
+
+    >>> closest("RMSNrom", ["rmsnorm", "layernorm"])
+    'rmsnorm'
+    """
+    lowered = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return lowered[close[0]] if close else None
+
+
 def suggest(name: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest of ``choices``, or an empty string.
 
@@ -22,9 +33,8 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     >>> suggest("zzz", ["placement", "depth"])
     ''
     """
-    lowered = {choice.lower(): choice for choice in choices}
-    close = difflib.get_close_matches(name.lower(), lowered, n=1)
-    return f"; did you mean {lowered[close[0]]!r}?" if close else ""
+    close = closest(name, choices)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def check_choice(argument: str, value: str, choices: Iterable[str]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from normjax.errors import UserError
 
 R = TypeVar("R")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ABSENT = object()
+_ADDED: list[tuple[Table[Any], str, Any]] = []
+"""Every row added, in order, with what its name stood for before."""
 
 
 class Table(dict[str, R]):
@@ -48,13 +51,36 @@ class Table(dict[str, R]):
             raise UserError(
                 f"{self.kind} {name!r}: the name is taken; choose another one, or pass replace=True"
             )
-        self[name] = row
+        if self.get(name, _ABSENT) is not row:
+            _ADDED.append((self, name, self.get(name, _ABSENT)))
+            self[name] = row
         return row
 
     @staticmethod
     def _same(old: R, new: R) -> bool:
         """Whether two rows are one; rows that cannot be compared (arrays in them) are two."""
         try:
-            return bool(old is new or old == new)
+            return old is new or bool(old == new)
         except (TypeError, ValueError):
             return False
+
+
+def added() -> int:
+    """Return how many rows have been added so far, to all tables."""
+    return len(_ADDED)
+
+
+def take_back(to: int) -> None:
+    """Undo what has been added since :func:`added` was ``to``.
+
+    >>> colours, before = Table("colour"), added()
+    >>> colours.register("red", 0xFF0000) and take_back(before)
+    >>> colours
+    {}
+    """
+    while len(_ADDED) > to:
+        table, name, before = _ADDED.pop()
+        if before is _ABSENT:
+            del table[name]
+        else:
+            table[name] = before

@@ -27,7 +27,7 @@ def write(path: Path, text: str = VERSE * 20) -> str:
 def error(**fields) -> str:
     """Return the one line that a configuration of data is refused with."""
     with pytest.raises(UserError) as caught:
-        corpora.load(DataConfig(**fields))
+        corpora.open_corpus(DataConfig(**fields))
     message = str(caught.value)
     assert "\n" not in message
     return message

@@ -1,6 +1,5 @@
 """The claims: all hold, at more than one size; what is broken is found; files, page, exit codes."""
 
-import copy
 import csv
 import dataclasses
 import io
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 from absl import flags
 
-import launch
 from experiments import cli
 from experiments.claims import (
     all_claims,
@@ -427,24 +425,20 @@ def test_figures_hold_the_closed_forms(computed):
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
     """Run a command in this process; return exit code, output and error output."""
-    from normjax.runs import devices
+    from normjax.runs import machine
 
-    monkeypatch.setattr(devices, "set_up", lambda *_: None)  # the tests have their own devices
+    monkeypatch.setattr(machine, "set_up", lambda *_: None)  # the tests have their own devices
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
         values = flags.FlagValues()
-        for name in ("experiment", "preset", "workdir", "dry_run", "print_config", "list",
-                     "cpu_devices", "compilation_cache", "predict"):  # fmt: skip
-            flag = copy.deepcopy(launch.FLAGS[name])
-            flag.unparse()
-            values[name] = flag
-            values.register_flag_by_module("launch", flag)
+        cli.define_flags(values)
         argv = ["launch.py", "--experiment=claims", *arguments]
         monkeypatch.setattr(sys, "argv", argv)
         capsys.readouterr()
         try:
-            code = cli.carry_out(values, cli.parse(values, list(argv), launch.__doc__))
+            cli.parse(values, list(argv))
+            code = cli.carry_out(values)
         except SystemExit as end:
             code = end.code
         out, err = capsys.readouterr()

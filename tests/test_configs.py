@@ -1,6 +1,7 @@
 """Configurations: flags, dotted paths, JSON and digests."""
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 
+from experiments import cli
 from normjax import configs
 from normjax.errors import UserError, check_choice, suggest
 
@@ -188,3 +190,122 @@ def test_suggestions():
 
 def test_suggestions_ignore_case():
     assert suggest("RMSNorm", ["rmsnorm", "identity"]) == "; did you mean 'rmsnorm'?"
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Limited:
+    count: int = configs.field(4, "a count", least=1, most=8)
+    share: float = configs.field(0.5, "a share", above=0, below=1)
+    kind: str = configs.field("on", "a kind", choices=lambda: KNOWN)
+    rates: tuple[float, ...] = configs.field((), "rates", least=0, most=9, distinct=True)
+    depths: tuple[int, ...] = configs.field((2, 4), "depths", least=1, most=9, fewest=2)
+    kinds: tuple[str, ...] = configs.field((), "kinds", choices=lambda: KNOWN)
+    free: float = configs.field(1.0, "anything finite")
+    text: str = configs.field("", "any text")
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    usual: Limited = Limited(count=7)
+    other: Limited = configs.part(Limited(), count={"least": 0}, depths={"fewest": 0})
+
+
+KNOWN = ["on", "off"]
+REFUSED = {
+    "count=0: must be from 1 to 8; pass --config.count=4": {"count": 0},
+    "count=9: must be from 1 to 8; pass --config.count=4": {"count": 9},
+    "count=2.0: must be a whole number; pass --config.count=4": {"count": 2.0},
+    "count=true: must be a whole number; pass --config.count=4": {"count": True},
+    "share=0.0: must be above 0 and below 1; pass --config.share=0.5": {"share": 0.0},
+    "share=nan: must be above 0 and below 1; pass --config.share=0.5": {"share": float("nan")},
+    "share=x: must be a number; pass --config.share=0.5": {"share": "x"},
+    "kind=onn: must be one of on, off; did you mean 'on'? pass --config.kind=on": {"kind": "onn"},
+    "kind=zzz: must be one of on, off; pass --config.kind=on": {"kind": "zzz"},
+    "rates=-1: must be from 0 to 9; pass --config.rates=2,3": {"rates": (2, -1, 3)},
+    "rates=nan: must be from 0 to 9; pass --config.rates=": {"rates": (float("nan"),)},
+    "rates=2,3,2: must list each value once; pass --config.rates=2,3": {"rates": (2, 3, 2)},
+    "depths=5: must list at least 2; pass --config.depths=2,4": {"depths": (5,)},
+    "depths=: must list at least 2; pass --config.depths=2,4": {"depths": ()},
+    "depths=0: must be from 1 to 9; pass --config.depths=2,4": {"depths": (0, 3)},
+    "kinds=of: must be one of on, off; did you mean 'off'? pass --config.kinds=on,off": {
+        "kinds": ("on", "of")
+    },
+    "free=inf: must be finite; pass --config.free=1.0": {"free": float("inf")},
+    "text=3: must be a text; pass --config.text=": {"text": 3},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_value_outside_its_limits_is_one_line_with_the_fix(message):
+    with pytest.raises(UserError) as caught:
+        configs.check(Limited(**REFUSED[message]))
+    assert str(caught.value) == f"config.{message}"
+
+
+def test_limits_are_held_to_at_every_depth_and_may_differ_by_place():
+    configs.check(Holder())
+    configs.check(Holder(other=Limited(count=0, depths=())))
+    with pytest.raises(UserError, match=r"^c\.usual\.count=0: .* 1 to 8; pass --c\.usual\.count=7"):
+        configs.check(Holder(usual=Limited(count=0)), "c")
+    with pytest.raises(UserError, match=r"^config\.other\.count=9: must be from 0 to 8; pass .*=4"):
+        configs.check(Holder(other=Limited(count=9)))
+
+
+def test_names_that_came_later_are_allowed(monkeypatch):
+    monkeypatch.setitem(globals(), "KNOWN", [*KNOWN, "mine"])
+    configs.check(Limited(kind="mine", kinds=("mine",)))
+    assert "one of on, off, mine" in next(
+        leaf.help for leaf in configs.leaves(Limited()) if leaf.path == "kind"
+    )
+
+
+def outside(leaf):
+    """Values that a field must refuse, each alone: beyond both ends, not finite, no such name."""
+    limits, values = leaf.limits, []
+    if leaf.kind in (int, float):
+        low = limits.least if limits.above is None else limits.above
+        high = limits.most if limits.below is None else limits.below
+        assert low is not None and high is not None, f"{leaf.path} needs a lower and an upper end"
+        step = 1 if leaf.kind is int else max(1e-9, 1e-9 * abs(high))
+        values = [low - step, high + step]
+        values += [low] * (limits.above is not None) + [high] * (limits.below is not None)
+        values = [leaf.kind(value) for value in values]
+        values += [math.nan, math.inf, -math.inf] if leaf.kind is float else []
+    if limits.choices is not None:
+        values = ["no such name", ""]
+    return [((value,) if leaf.is_list else value, value) for value in values]
+
+
+@pytest.mark.parametrize("experiment", cli.names())
+def test_every_field_of_every_experiment_refuses_what_lies_outside(experiment):
+    config = cli.find(experiment).get_config("default")
+    for leaf in configs.leaves(config):
+        for value, bad in outside(leaf):
+            with pytest.raises(UserError) as caught:
+                configs.check(configs.replace(config, {leaf.path: value}))
+            message, flag = str(caught.value), f"config.{leaf.path}"
+            assert message.startswith(f"{flag}={configs.shown(bad)}: must be "), message
+            assert (leaf.limits.words in message) and f"pass --{flag}=" in message, message
+            assert "\n" not in message
+            fix = message.rpartition(f"--{flag}=")[2]
+            values = flags.FlagValues()
+            configs.define_flags(config, values)
+            values(["program", f"--{flag}={fix}"])
+            configs.check(configs.from_flags(config, values))  # the fix is one
+
+
+@pytest.mark.parametrize("experiment", cli.names())
+def test_every_preset_and_every_end_of_a_range_is_accepted(experiment):
+    module = cli.find(experiment)
+    for preset in module.PRESETS:
+        configs.check(module.get_config(preset))
+    config = module.get_config("default")
+    for leaf in configs.leaves(config):
+        names = leaf.limits.names()
+        ends = [end for end in (leaf.limits.least, leaf.limits.most) if end is not None]
+        for value in [leaf.kind(end) for end in ends] + names:
+            given = (value, *leaf.usual)[: len(leaf.usual) or 1] if leaf.is_list else value
+            configs.check(configs.replace(config, {leaf.path: given}))

@@ -20,7 +20,7 @@ def test_a_file_splits_by_characters(tmp_path, fraction):
     rng = np.random.default_rng(0)
     text = "".join(chr(c) for c in rng.integers(32, 97, 12_347))
     path = write(tmp_path / "text.txt", text)
-    corpus = corpora.load(DataConfig(corpus=path, validation_fraction=fraction))
+    corpus = corpora.open_corpus(DataConfig(corpus=path, validation_fraction=fraction))
     n = int(len(text) * (1 - fraction))
     assert corpus.vocabulary.decode(corpus.train) == text[:n]
     assert corpus.vocabulary.decode(corpus.validation) == text[n:]
@@ -37,7 +37,7 @@ def test_the_split_of_the_well_known_recipe():
 
 def test_the_vocabulary_covers_characters_of_the_validation_part_only(tmp_path):
     path = write(tmp_path / "text", "a" * 900 + "bé" * 50)
-    corpus = corpora.load(DataConfig(corpus=path))
+    corpus = corpora.open_corpus(DataConfig(corpus=path))
     assert corpus.vocabulary.characters == "abé"
     assert set(corpus.train.tolist()) == {0}
     assert set(corpus.validation.tolist()) == {1, 2}
@@ -45,7 +45,7 @@ def test_the_vocabulary_covers_characters_of_the_validation_part_only(tmp_path):
 
 def test_byte_tokens_split_at_the_same_character(tmp_path):
     text = "é" * 500 + "a" * 500
-    corpus = corpora.load(
+    corpus = corpora.open_corpus(
         DataConfig(
             corpus=write(tmp_path / "t.txt", text), vocabulary="byte", validation_fraction=0.4
         )
@@ -58,7 +58,7 @@ def test_byte_tokens_split_at_the_same_character(tmp_path):
 def test_a_text_of_exactly_one_window_is_enough(tmp_path):
     """A window of T inputs needs T + 1 tokens in each part."""
     path = write(tmp_path / "t.txt", "ab" * 10)  # 10 and 10 tokens
-    corpus = corpora.load(DataConfig(corpus=path, validation_fraction=0.5, window=9))
+    corpus = corpora.open_corpus(DataConfig(corpus=path, validation_fraction=0.5, window=9))
     assert batch(corpus.train, 0, 0, 3, 9).tolist() == [[0, 1] * 5] * 3
     message = error(corpus=path, validation_fraction=0.5, window=10)
     assert "data.window=10: the training part" in message and "needs 11" in message
@@ -68,11 +68,23 @@ def test_a_text_of_exactly_one_window_is_enough(tmp_path):
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"window": 0}, "data.window=0: must be at least 1; pass --config.data.window=64"),
+        (
+            {"window": 0},
+            "config.data.window=0: must be from 1 to 1048576; pass --config.data.window=64",
+        ),
         ({"window": -3}, "data.window=-3"),
-        ({"validation_fraction": 0.0}, "data.validation_fraction=0.0: must lie between"),
-        ({"validation_fraction": 1.0}, "data.validation_fraction=1.0: must lie between"),
-        ({"validation_fraction": math.nan}, "data.validation_fraction=nan: must lie between"),
+        (
+            {"validation_fraction": 0.0},
+            "data.validation_fraction=0.0: must be above 0 and below 1; pass",
+        ),
+        (
+            {"validation_fraction": 1.0},
+            "data.validation_fraction=1.0: must be above 0 and below 1; pass",
+        ),
+        (
+            {"validation_fraction": math.nan},
+            "data.validation_fraction=nan: must be above 0 and below 1; pass",
+        ),
         ({"vocabulary": "bytes"}, "data.vocabulary=bytes: must be one of char, byte; did you mean"),
         ({"corpus": "tfds:"}, "must name a TFDS set"),
     ],
@@ -82,19 +94,19 @@ def test_impossible_values(fields, words):
 
 
 def test_the_fingerprint_is_of_content(tmp_path):
-    base = corpora.load(DataConfig(corpus=write(tmp_path / "a.txt")))
+    base = corpora.open_corpus(DataConfig(corpus=write(tmp_path / "a.txt")))
     (tmp_path / "elsewhere").mkdir()
-    same = corpora.load(DataConfig(corpus=write(tmp_path / "elsewhere" / "b")))
+    same = corpora.open_corpus(DataConfig(corpus=write(tmp_path / "elsewhere" / "b")))
     assert same.fingerprint == base.fingerprint
     assert same.name == "b"  # names are of the path, not of the cache
-    wider = corpora.load(DataConfig(corpus=str(tmp_path / "a.txt"), window=3))
+    wider = corpora.open_corpus(DataConfig(corpus=str(tmp_path / "a.txt"), window=3))
     assert wider.fingerprint == base.fingerprint
     changed = write(tmp_path / "a.txt", VERSE * 19 + VERSE.replace("fox", "cat"))
     prints = {
         base.fingerprint,
-        corpora.load(DataConfig(corpus=changed)).fingerprint,
-        corpora.load(DataConfig(corpus=changed, vocabulary="byte")).fingerprint,
-        corpora.load(DataConfig(corpus=changed, validation_fraction=0.2)).fingerprint,
+        corpora.open_corpus(DataConfig(corpus=changed)).fingerprint,
+        corpora.open_corpus(DataConfig(corpus=changed, vocabulary="byte")).fingerprint,
+        corpora.open_corpus(DataConfig(corpus=changed, validation_fraction=0.2)).fingerprint,
     }
     assert len(prints) == 4
     assert all(len(f) == 64 and int(f, 16) >= 0 for f in prints)
@@ -102,7 +114,7 @@ def test_the_fingerprint_is_of_content(tmp_path):
 
 def test_reference_losses_against_the_definition(tmp_path):
     text = "aaab" * 50 + "abbc" * 20
-    corpus = corpora.load(
+    corpus = corpora.open_corpus(
         DataConfig(corpus=write(tmp_path / "t.txt", text), validation_fraction=2 / 7, window=8)
     )
     train, validation = text[: len(corpus.train)], text[len(corpus.train) :]

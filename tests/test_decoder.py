@@ -577,10 +577,13 @@ def test_derived_widths():
 # --- refusals -------------------------------------------------------------------------------------
 
 REFUSED = {
-    "depth": ({"depth": 0}, r"config\.model\.depth=0: must be at least 1"),
-    "width": ({"width": 0}, r"width=0: must be at least 1"),
-    "heads": ({"heads": 0}, r"heads=0: must be at least 1"),
-    "negative": ({"kv_heads": -1}, r"kv_heads=-1: must be at least 0"),
+    "depth": (
+        {"depth": 0},
+        r"config\.model\.depth=0: must be from 1 to 10000; pass --config\.model\.depth=4$",
+    ),
+    "width": ({"width": 0}, r"width=0: must be from 1 to 65536"),
+    "heads": ({"heads": 0}, r"heads=0: must be from 1 to 65536"),
+    "negative": ({"kv_heads": -1}, r"kv_heads=-1: must be from 0 to 65536"),
     "division": ({"width": 128, "heads": 6}, r"heads=6: must divide the width 128; .* [48]$"),
     "more heads than width": ({"width": 4, "heads": 8}, r"heads=8: must divide .* example 4$"),
     "groups": ({"heads": 4, "kv_heads": 3}, r"kv_heads=3: must divide heads=4"),
@@ -594,9 +597,9 @@ REFUSED = {
     "init": ({"init": "gpt3"}, r"init=gpt3: .*mean 'gpt2'"),
     "dtype": ({"dtype": "float8"}, r"dtype=float8: must be one of float32"),
     "64 bits": ({"dtype": "float64"}, r"config\.model\.dtype=float64: .*enable_x64"),
-    "eps": ({"norm_eps": -1e-6}, r"norm_eps=-1e-06: must be finite and at least 0"),
-    "nan": ({"attention_softcap": math.nan}, r"attention_softcap=nan: must be finite"),
-    "inf": ({"output_softcap": math.inf}, r"output_softcap=inf: must be finite"),
+    "eps": ({"norm_eps": -1e-6}, r"norm_eps=-1e-06: must be from 0 to 1000000"),
+    "nan": ({"attention_softcap": math.nan}, r"attention_softcap=nan: must be from 0 to 1000000"),
+    "inf": ({"output_softcap": math.inf}, r"output_softcap=inf: must be from 0 to 1000000"),
 }
 
 

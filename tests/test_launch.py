@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shlex
@@ -13,13 +12,12 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-import launch
 from experiments import cli
 
 ROOT = Path(__file__).parents[1]
 TEXT = "the quick brown fox jumps over a lazy dog and nobody hears it fall\n" * 40
 OWN = ("experiment", "preset", "workdir", "dry_run", "print_config", "list", "cpu_devices",
-       "compilation_cache", "predict")  # fmt: skip
+       "compilation_cache", "predict", "plugins")  # fmt: skip
 
 
 @pytest.fixture
@@ -33,22 +31,19 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def call(place, monkeypatch, capsys):
     """Run a command in this process; return exit code, output and error output."""
-    from normjax.runs import devices
+    from normjax.runs import machine
 
-    monkeypatch.setattr(devices, "set_up", lambda *_: None)  # the tests have their own devices
+    monkeypatch.setattr(machine, "set_up", lambda *_: None)  # the tests have their own devices
 
     def run(*arguments):
         values = flags.FlagValues()
-        for name in OWN:
-            flag = copy.deepcopy(launch.FLAGS[name])
-            flag.unparse()
-            values[name] = flag
-            values.register_flag_by_module("launch", flag)
+        cli.define_flags(values)
         argv = ["launch.py", *arguments]
         monkeypatch.setattr(sys, "argv", argv)
         capsys.readouterr()
         try:
-            code = cli.carry_out(values, cli.parse(values, list(argv), launch.__doc__))
+            cli.parse(values, list(argv))
+            code = cli.carry_out(values)
         except SystemExit as end:
             code = end.code
         out, err = capsys.readouterr()
@@ -162,11 +157,17 @@ def test_dry_run_of_a_workdir_leaves_it_alone(call, place):
 
 MISTAKES = {
     "heads that do not divide": (["--config.model.heads=3"], ["model.heads=3", "divide", "16"]),
-    "depth 0": (["--config.model.depth=0"], ["config.model.depth=0", "at least 1"]),
+    "depth 0": (
+        ["--config.model.depth=0"],
+        ["config.model.depth=0", "from 1 to 10000", "--config.model.depth=4"],
+    ),
     "no such placement": (["--config.model.placement=pree"], ["=pree", "did you mean 'pre'?"]),
     "no such norm": (["--config.model.norm=rmsnrm"], ["=rmsnrm", "did you mean 'rmsnorm'?"]),
     "no seeds": (["--config.grid.seeds=0"], ["config.grid.seeds=0", "from 1 to 10000"]),
-    "negative rate": (["--config.train.learning_rate=-1e-3"], ["=-0.001", "at least 0"]),
+    "negative rate": (
+        ["--config.train.learning_rate=-1e-3"],
+        ["=-0.001", "from 0 to 1e+30", "--config.train.learning_rate="],
+    ),
     "negative rate in a list": (["--config.grid.learning_rates=1e-3,-1"], ["learning_rates=-1.0"]),
     "a rate that is no number": (["--config.train.learning_rate=nan"], ["learning_rate=nan"]),
     "an infinite rate": (["--config.train.learning_rate=inf"], ["learning_rate=inf"]),

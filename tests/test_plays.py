@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import math
+import shutil
 
 import pytest
 from corpus_texts import error
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 @pytest.fixture(scope="module")
-def play_texts():
-    return plays.read()
+def play_texts(tmp_path_factory):
+    return plays.read(tmp_path_factory.mktemp("plays"))
 
 
 def test_the_plays_are_held_out_whole(play_texts):
@@ -59,9 +60,9 @@ def test_the_words_of_the_source_survive_the_cleaning():
 
 def test_golden_text_of_the_plays(play_texts):
     digest = hashlib.sha256("\0".join(play_texts).encode()).hexdigest()
-    assert digest == GOLDEN_PLAYS, (
+    assert digest == GOLDEN_PLAYS == plays.TEXT_SHA256, (
         "the text of the plays changed; if that was meant, raise plays.VERSION, put the new digest "
-        "here and say in the changelog that losses on the plays move"
+        "here and there and say in the changelog that losses on the plays move"
     )
     assert plays.VERSION == "1.0.0"
 
@@ -70,16 +71,66 @@ GOLDEN_PLAYS = "796d374278d1a92137de0654b2570473358344badfe4ba0dbc2a0b94024165e0
 
 
 def test_the_corpus_of_the_plays(tmp_path, play_texts, monkeypatch):
-    corpus = corpora.load(DataConfig())
+    corpus = corpora.open_corpus(DataConfig())
     assert corpus.vocabulary_size == 77
     assert corpus.vocabulary.decode(corpus.train) == play_texts[0]
     assert corpus.vocabulary.decode(corpus.validation) == play_texts[1]
     assert 2.5 < corpus.unigram_loss < corpus.uniform_loss == math.log(77)
     assert "Macbeth" in corpus.description
     monkeypatch.setattr(plays, "read", None)  # a second time nothing is prepared
-    assert corpora.load(DataConfig()).fingerprint == corpus.fingerprint
+    assert corpora.open_corpus(DataConfig()).fingerprint == corpus.fingerprint
     monkeypatch.setattr(plays, "VERSION", "1.0.1")
     assert token_cache.fingerprint("char", plays.identity()) != corpus.fingerprint
+
+
+def test_the_set_stays_in_the_cache_for_others_and_is_read_from_there(tmp_path, monkeypatch):
+    fingerprint = corpora.open_corpus(DataConfig()).fingerprint
+    with tensorflow_free():
+        import tensorflow_datasets as tfds
+
+        place = plays.data_dir(tmp_path / "cache") / "plays" / plays.VERSION
+        source = tfds.builder_from_directory(place).as_data_source("validation")
+        assert [example["play"].decode() for example in source][-1] == "macbeth"
+    assert not list((tmp_path / "cache" / "tfds").rglob(".new*"))  # filled aside, then renamed
+    monkeypatch.setattr(plays, "clean", None)  # another vocabulary: nothing is prepared again
+    assert corpora.open_corpus(DataConfig(vocabulary="byte")).vocabulary_size == 256
+    assert corpora.open_corpus(DataConfig(corpus="tfds:plays")).fingerprint == fingerprint
+
+
+def damage_a_byte(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_a_byte,
+        lambda file: file.write_bytes(file.read_bytes()[:-100]),
+        lambda file: file.unlink(),
+        lambda file: (file.parent / "dataset_info.json").write_text("{"),
+        lambda file: shutil.copy(file, next(file.parent.glob("*-train.*"))),
+    ],
+)
+def test_a_damaged_set_is_made_anew(tmp_path, damage, play_texts):
+    assert plays.read(tmp_path) == play_texts
+    damage(next(plays.data_dir(tmp_path).glob("plays/*/*-validation.*")))
+    assert plays.read(tmp_path) == play_texts
+    found = sorted(path.name for path in plays.data_dir(tmp_path).glob("plays/*/*"))
+    assert plays.read(tmp_path) == play_texts and len(found) == 4
+
+
+def test_a_damaged_set_that_cannot_be_replaced_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(plays, "TEXT_SHA256", "0" * 64)
+    assert "is damaged and cannot be replaced (another text than expected); remove it" in error(
+        cache_dir=str(tmp_path)
+    )
+
+
+def test_where_nothing_can_be_kept_the_plays_are_read_all_the_same(tmp_path, play_texts):
+    (tmp_path / "file").write_text("")
+    assert plays.read(tmp_path / "file" / "below") == play_texts
 
 
 def test_the_builder_is_an_ordinary_tfds_builder(tmp_path):

@@ -244,7 +244,7 @@ def settle(workdir, prediction=MINE, grid="G"):
     kept = record.settle(workdir, "--predict=x", prediction, grid)
     plan = {"format": 1, "identity": grid, **({"prediction": kept} if kept else {})}
     runlog.write_json(workdir / "grid.json", plan)
-    return record.load(workdir, plan)
+    return record.read_stored(workdir, plan)
 
 
 def step(workdir, number, kind="metrics"):
@@ -310,7 +310,7 @@ def edit(workdir, **changes):
 
 
 def loaded(workdir):
-    return record.load(workdir, runlog.read_object(workdir / "grid.json"))
+    return record.read_stored(workdir, runlog.read_object(workdir / "grid.json"))
 
 
 def test_every_changed_field_is_noticed(tmp_path):
@@ -392,7 +392,7 @@ def test_the_command_line_stores_trains_and_scores(tmp_path):
     assert right or "Most wrong: " in done.stdout
     work = tmp_path / "work"
     plan = runlog.read_json(work / "grid.json")
-    stored = record.load(work, plan)
+    stored = record.read_stored(work, plan)
     assert stored.problem == "" and "--predict=mine.txt" in plan["command"]
     assert "Predicted and measured" in (work / "report.html").read_text(encoding="utf-8")
     (tmp_path / "mine.txt").write_text("full\nno-mlp\n")

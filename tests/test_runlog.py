@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normjax.runs import locking, provenance, runlog
-from normjax.runs.locking import LockedError, locked
-from normjax.runs.stopping import stop_on_signals
+from normjax.runs import provenance, runlog
+from normjax.runs.experiment import LockedError, locked, stop_on_signals
 
 ROOT = Path(__file__).parents[1]
 
@@ -186,7 +185,7 @@ def test_reading_needs_no_jax():
 HOLDER = """
 import sys, time
 from pathlib import Path
-from normjax.runs.locking import locked
+from normjax.runs.experiment import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -233,7 +232,7 @@ def test_two_workdirs_are_two_locks(tmp_path):
 
 
 def test_the_same_process_cannot_lock_twice(tmp_path):
-    with locked(tmp_path), pytest.raises(locking.LockedError), locked(tmp_path):
+    with locked(tmp_path), pytest.raises(LockedError), locked(tmp_path):
         pass
 
 

@@ -69,8 +69,8 @@ def test_writing_tokens_sweeps_their_cache(tmp_path):
     cache = tmp_path / "cache"
     old, young = left_behind(cache, 30, "old"), left_behind(cache, 1, "young")
     config = DataConfig(corpus=write(tmp_path / "t.txt", VERSE * 20))
-    corpus = corpora.load(config)
+    corpus = corpora.open_corpus(config)
     assert {p.name for p in cache.iterdir()} == {corpus.fingerprint, young.name}
     again = left_behind(cache, 30, "old")
-    corpora.load(config)  # only read: nothing is swept
+    corpora.open_corpus(config)  # only read: nothing is swept
     assert again == old and again.exists()

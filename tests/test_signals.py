@@ -20,8 +20,8 @@ from normjax.errors import UserError
 from normjax.layers import SHIFTS, SIGNALS
 from normjax.runs import grid, runlog
 from normjax.runs.cohort_run import CohortRun
+from normjax.runs.experiment import StopRequest
 from normjax.runs.progress import Progress, TimeLeft
-from normjax.runs.stopping import StopRequest
 from normjax.training import train
 from normjax.training.checkpoints import Checkpoints
 from normjax.training.cohorts import Cohort
@@ -156,7 +156,7 @@ def test_a_run_with_signals_is_the_run_without(tmp_path, own_folders):
         "train.evaluation_windows": 4, "train.final_windows": 4, "train.chunk_steps": 5,
         "grid.seeds": 2,
     })  # fmt: skip
-    corpus = corpora.load(base.data)
+    corpus = corpora.open_corpus(base.data)
     cell = grid.Cell("full", "full", "", {})
     runs = {}
     for signals in ("off", "on"):

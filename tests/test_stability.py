@@ -161,7 +161,7 @@ def test_the_whole_experiment(workdir):
     folder, outcome = workdir
     work = folder / "work"
     assert outcome.page == work / "stability.html" and outcome.code == 0
-    made = stability_data.load(work)
+    made = stability_data.read_stability(work)
     assert made.series == ["pre", "post"] and made.rates == [1e-3, 1e-2]
     assert made.values("depth") == [1] and made.values("warmup") == [1]
     assert {t.outcome for t in made.trials} <= {TRAINS, IS_STUCK} and len(made.trials) == 8
@@ -180,10 +180,13 @@ def test_the_whole_experiment(workdir):
     ("changes", "words"),
     [
         ({"stability.placements": ("prre",)}, r"placements=prre: must be .*did you mean 'pre'"),
-        ({"stability.depths": (0,)}, r"depths=0: a depth must be at least 1"),
-        ({"stability.depths": ()}, r"depths=: must list at least one; pass .*depths=2"),
+        ({"stability.depths": (0,)}, r"depths=0: must be from 1 to 10000; pass .*depths=2,6$"),
+        ({"stability.depths": ()}, r"depths=: must list at least 1; pass .*depths=2"),
         ({"stability.warmups": (9,)}, r"warmups=9: must be from 0 to train.steps=4"),
-        ({"grid.learning_rates": (1e-3,)}, r"learning_rates: the map needs at least two"),
+        (
+            {"grid.learning_rates": (1e-3,)},
+            r"learning_rates=0.001: must list at least 2; pass .*=0.001,0.004",
+        ),
     ],
 )
 def test_mistakes_get_one_line(tmp_path, changes, words):

@@ -144,7 +144,7 @@ def small(folder, **changes):
 
 def test_the_survey_measures_every_checkpoint_and_depth(workdir):
     folder, _, outcome = workdir
-    found = survey_data.load(folder / "work")
+    found = survey_data.read_survey(folder / "work")
     assert found.series == ["pre", "post"]
     assert found.steps("pre") == found.steps("post") == [0, 1, 2]
     assert list(found.initialized("post")) == [1, 2]
@@ -171,7 +171,7 @@ def test_the_npz_holds_what_a_run_says_of_itself(workdir):
     again = measure(opened.parts(2), tokens, (0, 5))
     number = next(
         i
-        for i, p in enumerate(survey_data.load(folder / "work").points)
+        for i, p in enumerate(survey_data.read_survey(folder / "work").points)
         if p.series == "post" and p.step == 2
     )
     with np.load(folder / "work" / "spectra.npz") as arrays:
@@ -187,7 +187,7 @@ def test_runs_of_another_grid_can_be_measured(workdir, tmp_path):
     outcome = experiment.run(config, "quick", Options(tmp_path / "again", "c", live=False))
     assert outcome.page.exists()
     assert not (tmp_path / "again" / "training").exists()
-    assert {p.main for p in survey_data.load(tmp_path / "again").points} == {True}
+    assert {p.main for p in survey_data.read_survey(tmp_path / "again").points} == {True}
 
 
 def test_initialization_of_a_run_is_that_of_its_seed(workdir):
@@ -214,7 +214,7 @@ def test_what_cannot_be_measured_is_passed_over_and_said(tmp_path):
     conditions = [Condition("bad", 0, 0, parts, TOKENS), Condition("good", 0, 0, made, TOKENS)]
     lines = []
     survey(conditions, (5,), 0, tmp_path, record, lines.append)
-    found = survey_data.load(tmp_path)
+    found = survey_data.read_survey(tmp_path)
     assert [p.measured for p in found.points] == [False, True]
     assert "not measured" in lines[0] and "not finite" in survey_page.warnings(found)[0]
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_measured_is_passed_over_and_said(tmp_path):
 def test_a_fault_of_the_instrument_is_reported(workdir):
     folder, *_ = workdir
     text = json.loads((folder / "work" / "survey.json").read_text())
-    found = survey_data.load(folder / "work")
+    found = survey_data.read_survey(folder / "work")
     assert text["format"] == survey_data.FORMAT
     assert survey_page.warnings(found) == []
     found.points[0].entry["defects"] = {"an identity": 1e-6}
@@ -235,10 +235,16 @@ def test_a_fault_of_the_instrument_is_reported(workdir):
     [
         ({"spectrum.placements": ("prre",)}, r"placements=prre: must be .*did you mean 'pre'"),
         ({"spectrum.tokens": 7}, r"tokens=7: must be at most data.window=6"),
-        ({"spectrum.depths": (0,)}, r"depths=0: a depth must be at least 1"),
-        ({"spectrum.seeds": 0}, r"seeds=0: must be at least 1; pass --config.spectrum.seeds=2"),
-        ({"spectrum.sequence_tokens": 7}, r"sequence_tokens=7: at most 6 here"),
-        ({"train.steps": -1}, r"train.steps=-1: must be at least 0"),
+        ({"spectrum.depths": (0,)}, r"depths=0: must be from 1 to 10000; pass .*depths=2,4,8,16$"),
+        (
+            {"spectrum.seeds": 0},
+            r"seeds=0: must be from 1 to 10000; pass --config.spectrum.seeds=2",
+        ),
+        (
+            {"spectrum.sequence_tokens": 7},
+            r"sequence_tokens=7: must be at most 6 here; pass .*tokens=6",
+        ),
+        ({"train.steps": -1}, r"train.steps=-1: must be from 0 to 2147483647; pass .*steps=300"),
         ({"spectrum.runs": ("nowhere",)}, r"runs=nowhere: must be a run folder, or a workdir"),
     ],
 )
@@ -272,9 +278,9 @@ def test_a_folder_that_is_no_run(tmp_path, workdir):
 
 def test_a_damaged_survey_says_how_to_get_it_back(tmp_path, workdir):
     with pytest.raises(UserError, match="holds no survey.json of format 1"):
-        survey_data.load(tmp_path)
+        survey_data.read_survey(tmp_path)
     folder, *_ = workdir
     (tmp_path / "survey.json").write_bytes((folder / "work" / "survey.json").read_bytes())
     (tmp_path / "spectra.npz").write_bytes(b"no zip")
     with pytest.raises(UserError, match="spectra.npz cannot be read"):
-        survey_data.load(tmp_path)
+        survey_data.read_survey(tmp_path)

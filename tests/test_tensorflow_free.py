@@ -26,10 +26,10 @@ def test_no_tensorflow_even_where_it_is_installed(tmp_path):
         from normjax.data.tensorflow_free import tensorflow_free
         slow = {"tensorflow_datasets", "jax", "flax", "scipy"} & set(sys.modules)
         assert not slow, slow
-        corpora.load(corpora.DataConfig())
+        corpora.open_corpus(corpora.DataConfig())
         assert "tensorflow_datasets" in sys.modules
         try:
-            corpora.load(corpora.DataConfig(corpus="tfds:no_such_set"))
+            corpora.open_corpus(corpora.DataConfig(corpus="tfds:no_such_set"))
         except UserError:
             pass
         with tensorflow_free():

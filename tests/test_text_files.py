@@ -20,7 +20,7 @@ def test_a_folder_is_read_in_the_order_of_relative_paths(tmp_path):
     for name in ("b.txt", "a/z.md", "a.TXT", ".hidden.txt", ".git/x.txt", "c.rst", "a/b/c.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write(folder / name, f"<{name}>" + VERSE)
-    corpus = corpora.load(DataConfig(corpus=str(folder), window=8))
+    corpus = corpora.open_corpus(DataConfig(corpus=str(folder), window=8))
     order = ["a.TXT", "a/b/c.txt", "a/z.md", "b.txt"]
     text = "\n".join(f"<{name}>" + VERSE for name in order)
     tokens = np.concatenate([corpus.train, corpus.validation])
@@ -30,10 +30,10 @@ def test_a_folder_is_read_in_the_order_of_relative_paths(tmp_path):
 
 
 def test_byte_order_mark_and_line_ends_do_not_matter(tmp_path):
-    plain = corpora.load(DataConfig(corpus=write(tmp_path / "a.txt")))
+    plain = corpora.open_corpus(DataConfig(corpus=write(tmp_path / "a.txt")))
     for prefix, end in (("\ufeff", "\n"), ("", "\r\n"), ("\ufeff", "\r")):
         text = prefix + (VERSE * 20).replace("\n", end)
-        other = corpora.load(DataConfig(corpus=write(tmp_path / "b.txt", text)))
+        other = corpora.open_corpus(DataConfig(corpus=write(tmp_path / "b.txt", text)))
         assert other.fingerprint == plain.fingerprint
         np.testing.assert_array_equal(other.train, plain.train)
 

@@ -99,7 +99,7 @@ def verses(split: str) -> str:
 
 @pytest.mark.parametrize("config, held", [("both", "validation"), ("tested", "test")])
 def test_a_tfds_set_with_splits(sets, tmp_path, config, held):
-    corpus = corpora.load(DataConfig(corpus=f"tfds:normjax_verses/{config}"))
+    corpus = corpora.open_corpus(DataConfig(corpus=f"tfds:normjax_verses/{config}"))
     assert corpus.vocabulary.decode(corpus.train) == verses("train")
     assert corpus.vocabulary.decode(corpus.validation) == verses(held)
     assert f"normjax_verses/{config}/1.0.0" in corpus.description
@@ -113,12 +113,14 @@ def test_preparing_a_set_sweeps_their_folder(sets, tmp_path):
     left = tmp_path / "cache" / "tfds" / (scratch.PREFIX + "left")
     left.mkdir(parents=True)
     os.utime(left, (0, 0))
-    corpora.load(DataConfig(corpus="tfds:normjax_verses/both"))
+    corpora.open_corpus(DataConfig(corpus="tfds:normjax_verses/both"))
     assert [p.name for p in left.parent.iterdir()] == ["normjax_verses"]
 
 
 def test_a_tfds_set_of_one_split_is_divided(sets):
-    corpus = corpora.load(DataConfig(corpus="tfds:normjax_verses/alone", validation_fraction=0.2))
+    corpus = corpora.open_corpus(
+        DataConfig(corpus="tfds:normjax_verses/alone", validation_fraction=0.2)
+    )
     text = verses("train")
     n = int(len(text) * 0.8)
     assert corpus.vocabulary.decode(corpus.train) == text[:n]
@@ -126,16 +128,16 @@ def test_a_tfds_set_of_one_split_is_divided(sets):
 
 
 def test_the_only_text_feature_is_taken(sets):
-    corpus = corpora.load(DataConfig(corpus="tfds:normjax_verses/titled", window=8))
+    corpus = corpora.open_corpus(DataConfig(corpus="tfds:normjax_verses/titled", window=8))
     tokens = np.concatenate([corpus.train, corpus.validation])
     assert corpus.vocabulary.decode(tokens) == "\n".join(f"T{i}" for i in range(40))
 
 
 def test_a_prepared_set_is_read_and_not_made_again(sets, tmp_path, monkeypatch):
     config = DataConfig(corpus="tfds:normjax_verses/both")
-    first = corpora.load(config)
+    first = corpora.open_corpus(config)
     monkeypatch.setattr(sets[0], "_split_generators", None)
-    assert corpora.load(config).fingerprint == first.fingerprint
+    assert corpora.open_corpus(config).fingerprint == first.fingerprint
 
 
 def test_a_set_in_tfds_own_folder_is_found(sets, tmp_path, monkeypatch):
@@ -147,14 +149,14 @@ def test_a_set_in_tfds_own_folder_is_found(sets, tmp_path, monkeypatch):
             file_format="array_record"
         )
     monkeypatch.setattr(sets[0], "_split_generators", None)
-    corpus = corpora.load(DataConfig(corpus="tfds:normjax_verses/both"))
+    corpus = corpora.open_corpus(DataConfig(corpus="tfds:normjax_verses/both"))
     assert corpus.vocabulary.decode(corpus.validation) == verses("validation")
     assert not (tmp_path / "cache" / "tfds").exists()
 
 
 def test_an_unwritable_folder_does_not_stop_a_set(sets, tmp_path):
     blocked = write(tmp_path / "file") + "/x"
-    corpus = corpora.load(DataConfig(corpus="tfds:normjax_verses/both", cache_dir=blocked))
+    corpus = corpora.open_corpus(DataConfig(corpus="tfds:normjax_verses/both", cache_dir=blocked))
     assert corpus.vocabulary.decode(corpus.train) == verses("train")
 
 
@@ -219,7 +221,7 @@ def test_a_downloaded_set_that_reads_with_tensorflow(sets, tmp_path, monkeypatch
     import requests
 
     monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answer((VERSE * 20).encode()))
-    corpus = corpora.load(DataConfig(corpus="tfds:normjax_downloaded/plain"))
+    corpus = corpora.open_corpus(DataConfig(corpus="tfds:normjax_downloaded/plain"))
     tokens = np.concatenate([corpus.train, corpus.validation])
     assert corpus.vocabulary.decode(tokens) == VERSE * 20
     message = error(corpus="tfds:normjax_downloaded/tensors")

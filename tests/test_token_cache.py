@@ -26,8 +26,8 @@ def entry_of(corpus, tmp_path) -> Path:
 
 def test_cached_equals_uncached(tmp_path):
     config = DataConfig(corpus=write(tmp_path / "t.txt"))
-    first, second = corpora.load(config), corpora.load(config)
-    blocked = corpora.load(
+    first, second = corpora.open_corpus(config), corpora.open_corpus(config)
+    blocked = corpora.open_corpus(
         DataConfig(corpus=config.corpus, cache_dir=write(tmp_path / "file") + "/x")
     )
     assert isinstance(second.train, np.memmap) and not isinstance(blocked.train, np.memmap)
@@ -45,9 +45,9 @@ def test_cached_equals_uncached(tmp_path):
 
 def test_a_cached_corpus_is_not_encoded_again(tmp_path, monkeypatch):
     config = DataConfig(corpus=write(tmp_path / "t.txt"))
-    first = corpora.load(config)
+    first = corpora.open_corpus(config)
     monkeypatch.setattr(corpora, "_encode", None)
-    assert corpora.load(config).fingerprint == first.fingerprint
+    assert corpora.open_corpus(config).fingerprint == first.fingerprint
 
 
 def spoil(path: Path, how: str) -> None:
@@ -66,13 +66,13 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.parametrize("name", ["train.npy", "validation.npy", "meta.json"])
 def test_a_damaged_entry_is_rebuilt(tmp_path, name, how):
     config = DataConfig(corpus=write(tmp_path / "t.txt"))
-    first = corpora.load(config)
+    first = corpora.open_corpus(config)
     want = np.array(first.train), np.array(first.validation)
     folder = entry_of(first, tmp_path)
     whole = {p.name: p.read_bytes() for p in folder.iterdir()}
     del first
     spoil(folder / name, how)
-    again = corpora.load(config)
+    again = corpora.open_corpus(config)
     np.testing.assert_array_equal(again.train, want[0])
     np.testing.assert_array_equal(again.validation, want[1])
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == whole
@@ -81,20 +81,20 @@ def test_a_damaged_entry_is_rebuilt(tmp_path, name, how):
 
 def test_changed_characters_in_the_entry_are_noticed(tmp_path):
     config = DataConfig(corpus=write(tmp_path / "t.txt"))
-    first = corpora.load(config)
+    first = corpora.open_corpus(config)
     path = entry_of(first, tmp_path) / "meta.json"
     meta = json.loads(path.read_text())
     path.write_text(json.dumps(meta | {"characters": meta["characters"][::-1]}))
-    assert corpora.load(config).vocabulary == first.vocabulary
+    assert corpora.open_corpus(config).vocabulary == first.vocabulary
 
 
 def test_large_arrays_are_checked_by_size(tmp_path, monkeypatch):
     config = DataConfig(corpus=write(tmp_path / "t.txt"))
-    first = corpora.load(config)
+    first = corpora.open_corpus(config)
     want = np.array(first.train)
     monkeypatch.setattr(token_cache, "HASHED_BYTES", 0)
     spoil(entry_of(first, tmp_path) / "train.npy", "cut")
-    np.testing.assert_array_equal(corpora.load(config).train, want)
+    np.testing.assert_array_equal(corpora.open_corpus(config).train, want)
 
 
 @pytest.mark.parametrize("blocked", ["mkdir", "save", "rename"])
@@ -109,7 +109,7 @@ def test_an_unwritable_cache_falls_back_to_memory(tmp_path, monkeypatch, blocked
     }[blocked]
     config = DataConfig(corpus=write(tmp_path / "t.txt"))
     monkeypatch.setattr(owner, name, refuse)
-    corpus = corpora.load(config)
+    corpus = corpora.open_corpus(config)
     assert corpus.vocabulary.decode(corpus.train) == (VERSE * 20)[: len(corpus.train)]
     assert not corpus.train.flags.writeable
     cache = tmp_path / "cache"
@@ -122,7 +122,7 @@ def test_two_processes_at_once(tmp_path):
         import time
         from normjax.data import corpora
         while time.time() < {{start}}: pass
-        c = corpora.load(corpora.DataConfig(corpus={path!r}))
+        c = corpora.open_corpus(corpora.DataConfig(corpus={path!r}))
         print(c.fingerprint, int(c.train.sum(dtype='int64')), type(c.train).__name__)
     """
     code = textwrap.dedent(code).format(start=time.time() + 1.0)
@@ -153,7 +153,7 @@ def test_same_tokens_in_every_process(tmp_path):
     code = f"""
         import hashlib
         from normjax.data import corpora, windows
-        c = corpora.load(corpora.DataConfig(corpus={path!r}))
+        c = corpora.open_corpus(corpora.DataConfig(corpus={path!r}))
         b = windows.batch(c.train, 5, 17, 12, 64)
         print(c.fingerprint, hashlib.sha256(b.tobytes() + bytes(c.validation)).hexdigest())
     """

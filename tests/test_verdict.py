@@ -326,7 +326,7 @@ def test_bands_can_be_changed():
 )
 def test_a_bad_band_is_one_line(text, words):
     with pytest.raises(UserError) as error:
-        bands.check(VerdictConfig(bands=(text,)))
+        bands.adjusted((text,))
     assert str(error.value).startswith(f"config.verdict.bands={text}: ") and words in str(
         error.value
     )
@@ -349,8 +349,10 @@ def test_a_grid_refuses_what_cannot_be_judged_by_before_it_runs():
 
 
 def test_a_bad_spike_factor_is_one_line():
-    with pytest.raises(UserError, match=r"config\.verdict\.loss_spike=1\.0: must be above 1"):
-        bands.check(VerdictConfig(loss_spike=1.0))
+    with pytest.raises(
+        UserError, match=r"config\.verdict\.loss_spike=1\.0: must be above 1 and at most"
+    ):
+        configs.check(VerdictConfig(loss_spike=1.0), "config.verdict")
 
 
 def test_every_band_has_a_reason_and_a_source_and_reads_back():

@@ -19,7 +19,7 @@ from experiments.claims import (
 )
 from experiments.claims.claim import Claim
 from experiments.claims.setting import ClaimsConfig, Point
-from normjax.runs import processor
+from normjax.runs import machine
 
 GROUPS = (vectors, norm_claims, attention_claims, block_claims, depth_claims, taylor)
 IDS = tuple(f"A{n}" for n in range(1, 24))
@@ -40,7 +40,7 @@ def compute(config: ClaimsConfig) -> list[Claim]:
       UserError: sizes at which the claims cannot be computed.
     """
     setting.check(config)
-    with ThreadPoolExecutor(min(4, processor.usable_cores())) as pool:
+    with ThreadPoolExecutor(min(4, machine.usable_cores())) as pool:
         futures = [pool.submit(one, function, config.point) for function in functions()]
         try:
             return in_order([future.result() for future in futures])

@@ -10,23 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from normjax import configs
 from normjax.configs import field
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.norm_derivatives import Floats
 
-LIMITS = {"seed": (0, 2**31 - 1), "width": (4, 64), "heads": (1, 16), "tokens": (2, 16)}
-
 
 @dataclasses.dataclass(frozen=True)
 class Point:
     """Sizes and seed. Every field is a flag: ``--config.point.width=32``."""
 
-    seed: int = field(0, "of vectors, gains and weights")
-    width: int = field(16, "features D of vectors and of the decoders, even in every head")
-    heads: int = field(2, "attention heads of the decoders")
-    tokens: int = field(6, "positions T of the sequences, at most the width")
+    seed: int = field(0, "of vectors, gains and weights", least=0, most=2**31 - 1)
+    width: int = field(
+        16, "features D of vectors and of the decoders, even in every head", least=4, most=64
+    )
+    heads: int = field(2, "attention heads of the decoders", least=1, most=16)
+    tokens: int = field(6, "positions T of the sequences, at most the width", least=2, most=16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +39,8 @@ class ClaimsConfig:
 
 def check(config: ClaimsConfig) -> None:
     """Raise :class:`UserError` for sizes at which the claims cannot be computed."""
+    configs.check(config)
     point = config.point
-    for name, (low, high) in LIMITS.items():
-        value = getattr(point, name)
-        if not low <= value <= high:
-            raise UserError(
-                f"config.point.{name}={value}: must be from {low} to {high};"
-                f" the default is {getattr(Point(), name)}"
-            )
     if point.width % (2 * point.heads):
         fitting = [h for h in range(1, 17) if point.width % (2 * h) == 0]
         fix = f"for example {fitting[-1]}" if fitting else "take an even width"

@@ -18,7 +18,6 @@ import dataclasses
 
 from normjax import configs
 from normjax.configs import field
-from normjax.errors import UserError
 from normjax.runs.experiment import Options, Outcome, working_in
 
 
@@ -27,7 +26,9 @@ class FiguresConfig:
     """Which figures are drawn, and from what randomness."""
 
     figures: tuple[str, ...] = field((), "names of the figures to draw, as --dry_run; empty: all")
-    seed: int = field(0, "of the points, weights and tokens that are random")
+    seed: int = field(
+        0, "of the points, weights and tokens that are random", least=0, most=2**32 - 1
+    )
 
 
 PRESETS = {"default": ("every figure and the page", {})}
@@ -41,14 +42,11 @@ def get_config(preset: str) -> FiguresConfig:
 def run(config: FiguresConfig, preset: str, options: Options) -> Outcome | None:
     """Draw the figures and write the page."""
     del preset
+    configs.check(config)
     # Drawing takes a while to import: not something that --help should wait for.
     from experiments.figures import all_figures, page
 
     names = all_figures.chosen(config.figures)
-    if not 0 <= config.seed < 2**32:
-        raise UserError(
-            f"config.seed={config.seed}: must be from 0 to 4294967295; the usual value is 0"
-        )
     if options.dry_run:
         for name in names:
             print(f"{name}: {all_figures.ILLUSTRATIONS[name].formula}")

@@ -134,7 +134,7 @@ class Mechanisms:
         return palette.looks(self.variants, self.variants[0], own)
 
 
-def load(folder: Path) -> Mechanisms:
+def read_mechanisms(folder: Path) -> Mechanisms:
     """Read the experiment's workdir.
 
     Raises:

@@ -43,12 +43,12 @@ from experiments.mechanisms.verdicts import Floor, Rule
 from normjax import configs
 from normjax.configs import field
 from normjax.data import corpora
-from normjax.data.corpora import DataConfig
+from normjax.data.corpora import MAX_WINDOW, DataConfig
 from normjax.data.tasks import floors
 from normjax.data.tasks.corpus import PREFIX, TaskCorpus
 from normjax.data.tasks.table import TASKS
 from normjax.decoder import DecoderConfig
-from normjax.errors import UserError, check_choice
+from normjax.errors import UserError
 from normjax.runs import grid, provenance, rescoring, runlog, runner
 from normjax.runs.experiment import Options, Outcome, check_workdir, working_in
 from normjax.runs.grid import ExperimentConfig, GridConfig, Question
@@ -59,11 +59,17 @@ from normjax.training.train import TrainConfig
 class MechanismsConfig:
     """Which tasks, and when a loss counts as reached."""
 
-    tasks: tuple[str, ...] = field((), f"tasks among {', '.join(TASKS)}; empty: the preset's")
-    window: int = field(0, "tokens of a sequence; 0: each task's own")
-    margin: float = field(0.02, "nats within which a loss counts as reached")
-    errors: float = field(2.0, "standard errors of the evaluation that it must be inside of that")
-    alarm: float = field(4.0, "standard errors below its floor at which a loss is an alarm")
+    tasks: tuple[str, ...] = field(
+        (), "which tasks; empty: the preset's", choices=TASKS, distinct=True
+    )
+    window: int = field(0, "tokens of a sequence; 0: each task's own", least=0, most=MAX_WINDOW)
+    margin: float = field(0.02, "nats within which a loss counts as reached", above=0, most=1000)
+    errors: float = field(
+        2.0, "standard errors of the evaluation that it must be inside of that", above=0, most=1000
+    )
+    alarm: float = field(
+        4.0, "standard errors below its floor at which a loss is an alarm", above=0, most=1000
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +157,7 @@ def get_config(preset: str) -> Config:
 
 def run(config: Config, preset: str, options: Options) -> Outcome | None:
     """Train what is left of every task's grid, evaluate, judge, draw the page."""
+    configs.check(config)
     plans = {name: of_task(config, preset, name) for name in tasks_of(config, preset)}
     sources = check(config, plans)
     if options.dry_run:
@@ -178,19 +185,8 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
 
 
 def tasks_of(config: Config, preset: str) -> tuple[str, ...]:
-    """Return the names of the tasks, in the order of the preset.
-
-    Raises:
-      UserError: no such task, or one listed twice.
-    """
-    chosen = config.mechanisms.tasks
-    for name in chosen:
-        check_choice("config.mechanisms.tasks", name, TASKS)
-    if len(set(chosen)) < len(chosen):
-        raise UserError(
-            f"config.mechanisms.tasks={','.join(chosen)}: lists a task twice; list each once"
-        )
-    return chosen or tuple(SETTINGS[preset])
+    """Return the names of the tasks, in the order of the preset."""
+    return config.mechanisms.tasks or tuple(SETTINGS[preset])
 
 
 def of_task(config: Config, preset: str, name: str) -> ExperimentConfig:
@@ -201,7 +197,7 @@ def of_task(config: Config, preset: str, name: str) -> ExperimentConfig:
     base = get_config(preset)
     told = {leaf.path: leaf.value for leaf in configs.leaves(config)}
     usual = {leaf.path: leaf.value for leaf in configs.leaves(base)}
-    own = SETTINGS[preset].get(name, LARGE[name])
+    own = SETTINGS[preset].get(name, LARGE.get(name, {}))
     own = {path: value for path, value in own.items() if told[path] == usual[path]}
     changed = configs.replace(config, own)
     window = changed.mechanisms.window or 32
@@ -215,13 +211,6 @@ def check(config: Config, plans: dict[str, ExperimentConfig]) -> dict[str, TaskC
     Raises:
       UserError: naming the field, its value, what is allowed and the fix.
     """
-    m = config.mechanisms
-    for name in ("margin", "errors", "alarm"):
-        if not 0 < getattr(m, name) < float("inf"):
-            raise UserError(
-                f"config.mechanisms.{name}={getattr(m, name)}: must be above 0 and finite; pass"
-                f" --config.mechanisms.{name}={getattr(MechanismsConfig(), name)}"
-            )
     if config.grid.depths:
         raise UserError(
             f"config.grid.depths={','.join(str(d) for d in config.grid.depths)}: this experiment"
@@ -247,7 +236,7 @@ def check(config: Config, plans: dict[str, ExperimentConfig]) -> dict[str, TaskC
     for name, plan in plans.items():
         grid.check(plan, grid.select(CELLS, plan.grid.variants), 1)
         try:
-            source = corpora.load(plan.data)
+            source = corpora.open_corpus(plan.data)
         except UserError as error:  # the window has another name here
             text = str(error).replace("data.window", "mechanisms.window")
             raise UserError(text) from None

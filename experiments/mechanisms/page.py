@@ -47,7 +47,7 @@ def write(workdir: Path) -> tuple[Path, str, bool]:
     Raises:
         UserError: if the workdir holds no usable plan.
     """
-    found = data.load(Path(workdir))
+    found = data.read_mechanisms(Path(workdir))
     page = report.write_page(
         Path(workdir), "mechanisms", data.csv(found), found.record,
         lambda: figures.all_figures(found), lambda drawn: render(found, drawn),

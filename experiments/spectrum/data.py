@@ -118,7 +118,7 @@ class Survey:
         return dict(sorted(found.items()))
 
 
-def load(workdir: Path) -> Survey:
+def read_survey(workdir: Path) -> Survey:
     """Read ``survey.json`` and ``spectra.npz``.
 
     Raises:

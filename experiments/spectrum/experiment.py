@@ -36,16 +36,17 @@ import numpy as np
 from experiments.spectrum import page as its_page
 from experiments.spectrum.survey import Condition, survey
 from normjax import configs, decoder_config
-from normjax.configs import field
+from normjax.configs import field, part
 from normjax.data import corpora
-from normjax.data.corpora import AnyCorpus, DataConfig
-from normjax.decoder import Decoder, DecoderConfig
-from normjax.errors import UserError, check_choice
+from normjax.data.corpora import MAX_WINDOW, AnyCorpus, DataConfig
+from normjax.decoder import Decoder
+from normjax.decoder_config import MAX_DEPTH, DecoderConfig
+from normjax.errors import UserError
 from normjax.jacobians.blocks import MAX_DENSE, Parts
 from normjax.placements import PLACEMENTS
 from normjax.runs import provenance, runner
 from normjax.runs.experiment import Options, Outcome, working_in
-from normjax.runs.grid import Cell, ExperimentConfig, GridConfig, Question
+from normjax.runs.grid import MAX_SEEDS, Cell, ExperimentConfig, GridConfig, Question
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
 from normjax.training.trained import TrainedRun, run_folders
@@ -55,12 +56,18 @@ from normjax.training.trained import TrainedRun, run_folders
 class SpectrumConfig:
     """What is measured."""
 
-    placements: tuple[str, ...] = field((), "placements; empty: all of the table")
-    depths: tuple[int, ...] = field((2, 4, 8, 16), "depths at which stacks are initialized")
-    seeds: int = field(2, "initializations, and runs, of each placement")
-    sequences: int = field(8, "sequences of the validation text to measure at")
-    tokens: int = field(32, "tokens of each; the first and the last of them are looked at")
-    sequence_tokens: int = field(8, "tokens of the whole-sequence Jacobian; 0: none")
+    placements: tuple[str, ...] = field((), "empty: all of the table", choices=PLACEMENTS)
+    depths: tuple[int, ...] = field(
+        (2, 4, 8, 16), "depths at which stacks are initialized", least=1, most=MAX_DEPTH
+    )
+    seeds: int = field(2, "initializations, and runs, of each placement", least=1, most=MAX_SEEDS)
+    sequences: int = field(8, "sequences of the validation text to measure at", least=1, most=2**16)
+    tokens: int = field(
+        32, "tokens of each; the first and the last of them are looked at", least=2, most=MAX_WINDOW
+    )
+    sequence_tokens: int = field(
+        8, "tokens of the whole-sequence Jacobian; 0: none", least=0, most=MAX_DENSE
+    )
     runs: tuple[str, ...] = field((), "run folders or workdirs to measure; empty: train here")
 
 
@@ -70,9 +77,11 @@ class Config:
 
     model: DecoderConfig = DecoderConfig(width=64)
     data: DataConfig = DataConfig(window=32)
-    train: TrainConfig = TrainConfig(
-        steps=300, learning_rate=2e-3, batch_size=16, checkpoint_every=100, keep_checkpoints=0,
-        evaluation_windows=128, final_windows=256,
+    train: TrainConfig = part(
+        TrainConfig(
+            steps=300, learning_rate=2e-3, batch_size=16, checkpoint_every=100, keep_checkpoints=0,
+            evaluation_windows=128, final_windows=256,
+        ), steps={"least": 0},
     )  # fmt: skip
     spectrum: SpectrumConfig = SpectrumConfig()
 
@@ -103,7 +112,7 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
     check(config)
     names = config.spectrum.placements or tuple(PLACEMENTS)
     folders = [folder for path in config.spectrum.runs for folder in run_folders(path)]
-    corpus = corpora.load(config.data)
+    corpus = corpora.open_corpus(config.data)
     if options.dry_run:
         print(_plan(config, names, folders))
         return None
@@ -131,18 +140,8 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
 
 def check(config: Config) -> None:
     """Raise :class:`UserError` for what cannot be measured, naming field, value and fix."""
+    configs.check(config)
     s = config.spectrum
-    for name in s.placements:
-        check_choice("config.spectrum.placements", name, PLACEMENTS)
-    for name, least in (("seeds", 1), ("sequences", 1), ("tokens", 2), ("sequence_tokens", 0)):
-        if getattr(s, name) < least:
-            raise UserError(
-                f"config.spectrum.{name}={getattr(s, name)}: must be at least {least};"
-                f" pass --config.spectrum.{name}={getattr(SpectrumConfig(), name)}"
-            )
-    for depth in s.depths:
-        if depth < 1:
-            raise UserError(f"config.spectrum.depths={depth}: a depth must be at least 1")
     if s.tokens > config.data.window:
         raise UserError(
             f"config.spectrum.tokens={s.tokens}: must be at most data.window="
@@ -150,9 +149,10 @@ def check(config: Config) -> None:
         )
     if s.sequence_tokens > s.tokens or s.sequence_tokens * config.model.width > MAX_DENSE:
         most = min(s.tokens, MAX_DENSE // config.model.width)
-        raise UserError(f"config.spectrum.sequence_tokens={s.sequence_tokens}: at most {most} here")
-    if config.train.steps < 0:
-        raise UserError(f"config.train.steps={config.train.steps}: must be at least 0")
+        raise UserError(
+            f"config.spectrum.sequence_tokens={s.sequence_tokens}: must be at most {most} here;"
+            f" pass --config.spectrum.sequence_tokens={most}"
+        )
     if config.train.steps:
         train.check(config.train)
     decoder_config.check(config.model)

@@ -30,7 +30,7 @@ def write(workdir: Path) -> tuple[Path, str]:
     Raises:
         UserError: if the workdir holds no usable plan.
     """
-    survey = data.load(Path(workdir))
+    survey = data.read_survey(Path(workdir))
     page = report.write_page(
         Path(workdir), "spectrum", data.csv(survey), survey.record,
         lambda: figures(survey), lambda drawn: render(survey, drawn),

@@ -169,7 +169,7 @@ class Stability:
         return math.log10(max(near) / min(near))
 
 
-def load(workdir: Path) -> Stability:
+def read_stability(workdir: Path) -> Stability:
     """Read a workdir of the experiment.
 
     Raises:

@@ -27,17 +27,17 @@ import dataclasses
 
 from experiments.stability import page as its_page
 from normjax import configs
-from normjax.configs import field
+from normjax.configs import field, part
 from normjax.data.corpora import DataConfig
-from normjax.decoder import DecoderConfig
-from normjax.errors import UserError, check_choice
+from normjax.decoder_config import MAX_DEPTH, DecoderConfig
+from normjax.errors import UserError
 from normjax.placements import PLACEMENTS
 from normjax.reporting import palette
 from normjax.reporting.wording import counted
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Axis, Cell, ExperimentConfig, GridConfig, Question
-from normjax.training.train import TrainConfig
+from normjax.training.train import MAX_STEPS, TrainConfig
 
 NO_RESIDUAL, KEPT = "no-residual", "pre"
 """What the map calls a decoder without residual path, and its placement.
@@ -50,10 +50,13 @@ class StabilityConfig:
     """What the map spans besides the learning rates of the grid."""
 
     placements: tuple[str, ...] = field(
-        ("pre", "post", "none", NO_RESIDUAL), f"placements of the table, and {NO_RESIDUAL}"
+        ("pre", "post", "none", NO_RESIDUAL), f"placements of the table, and {NO_RESIDUAL}",
+        choices=lambda: (*PLACEMENTS, NO_RESIDUAL), fewest=1,
+    )  # fmt: skip
+    depths: tuple[int, ...] = field((2, 6), "depths in blocks", least=1, most=MAX_DEPTH, fewest=1)
+    warmups: tuple[int, ...] = field(
+        (0, 25), "steps of linear warm-up", least=0, most=MAX_STEPS, fewest=1
     )
-    depths: tuple[int, ...] = field((2, 6), "depths in blocks")
-    warmups: tuple[int, ...] = field((0, 25), "steps of linear warm-up")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,10 @@ class Config:
         steps=100, warmup_steps=25, batch_size=8, evaluate_every=50, evaluation_windows=64,
         final_windows=128, signals="on", signal_points=4, patience=10,
     )  # fmt: skip
-    grid: GridConfig = GridConfig(seeds=2, learning_rates=(1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256))
+    grid: GridConfig = part(
+        GridConfig(seeds=2, learning_rates=(1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256)),
+        learning_rates={"fewest": 2},
+    )
     stability: StabilityConfig = StabilityConfig()
 
 
@@ -132,30 +138,13 @@ def cells(config: Config) -> list[Cell]:
 
 def check(config: Config) -> None:
     """Raise :class:`UserError` for a map that cannot be drawn, naming field, value and fix."""
-    s, usual = config.stability, StabilityConfig()
-    for name in ("placements", "depths", "warmups"):
-        if not getattr(s, name):
-            shown = ",".join(str(v) for v in getattr(usual, name))
-            raise UserError(
-                f"config.stability.{name}=: must list at least one;"
-                f" pass --config.stability.{name}={shown}"
-            )
-    for name in s.placements:
-        check_choice("config.stability.placements", name, (*PLACEMENTS, NO_RESIDUAL))
-    for depth in s.depths:
-        if depth < 1:
-            raise UserError(f"config.stability.depths={depth}: a depth must be at least 1")
-    for warmup in s.warmups:
-        if not 0 <= warmup <= config.train.steps:
+    configs.check(config)
+    for warmup in config.stability.warmups:
+        if warmup > config.train.steps:
             raise UserError(
                 f"config.stability.warmups={warmup}: must be from 0 to train.steps="
-                f"{config.train.steps}"
+                f"{config.train.steps}; pass --config.stability.warmups=0"
             )
-    if len(config.grid.learning_rates) < 2:
-        raise UserError(
-            "config.grid.learning_rates: the map needs at least two;"
-            " pass --config.grid.learning_rates=1e-3,1e-2"
-        )
 
 
 def run(config: Config, preset: str, options: Options) -> Outcome | None:

@@ -42,7 +42,7 @@ def write(workdir: Path) -> tuple[Path, str]:
     Raises:
         UserError: if the workdir holds no usable plan.
     """
-    stability = data.load(Path(workdir))
+    stability = data.read_stability(Path(workdir))
     found = data.predictors(stability)
     page = report.write_page(
         Path(workdir), "stability", csv(stability), stability.results.plan,

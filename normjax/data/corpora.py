@@ -16,13 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normjax import configs
 from normjax.configs import field
 from normjax.data import plays, text_files, tfds_text, token_cache
 from normjax.data.tasks import corpus as task_corpus
 from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.vocabulary import VOCABULARIES, Vocabulary
 from normjax.data.windows import batches, evaluation_windows
-from normjax.errors import UserError, check_choice
+from normjax.errors import UserError
+from normjax.registry import Table
+
+MAX_WINDOW = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +36,14 @@ class DataConfig:
     corpus: str = field(
         "plays", "text: plays, tfds:NAME, or the path of a text file or folder; or task:NAME"
     )
-    vocabulary: str = field("char", "tokens: char (the text's own characters) or byte (UTF-8)")
-    window: int = field(64, "tokens a model sees at once")
-    validation_fraction: float = field(
-        0.1, "last part of a file's or folder's characters that is held out (plays: whole plays)"
+    vocabulary: str = field(
+        "char", "tokens: char (the text's own characters) or byte (UTF-8)", choices=VOCABULARIES
     )
+    window: int = field(64, "tokens a model sees at once", least=1, most=MAX_WINDOW)
+    validation_fraction: float = field(
+        0.1, "last part of a file's or folder's characters that is held out (plays: whole plays)",
+        above=0, below=1,
+    )  # fmt: skip
     cache_dir: str = field("", "folder of cached tokens; empty: $NORMJAX_CACHE, else the user's")
 
 
@@ -129,8 +136,16 @@ def _counts(tokens: np.ndarray, size: int, chunk: int = 1 << 22) -> np.ndarray:
     return sum((np.bincount(p, minlength=size) for p in pieces), np.zeros(size, np.int64))
 
 
-class _Source(NamedTuple):
-    """Where a text comes from; ``identity`` says what it is without reading more than needed."""
+class Source(NamedTuple):
+    """Where a text comes from.
+
+    Attributes:
+      name: as it appears in a report.
+      description: what it is and what is held out, in one sentence.
+      identity: what defines the text, such as a version that is raised with every change of it: a
+        cached one is then not read again. "": only the text itself says that.
+      texts: reads it: the training and the validation text.
+    """
 
     name: str
     description: str
@@ -138,7 +153,27 @@ class _Source(NamedTuple):
     texts: Callable[[], tuple[str, str]]
 
 
-def load(config: DataConfig) -> AnyCorpus:
+def register_corpus(
+    name: str, source: Callable[[DataConfig], Source], *, replace: bool = False
+) -> Callable[[DataConfig], Source]:
+    """Add a corpus, which ``--config.data.corpus=NAME`` then names, and return its function.
+
+    Args:
+      name: small letters, digits, underscores.
+      source: says for a configuration where the text comes from; called when it is asked for.
+      replace: whether a name that is taken may get another function.
+
+    Raises:
+      UserError: a name that is none or is taken.
+
+    Examples:
+      register_corpus("limericks", lambda config: Source(
+          "limericks", "limericks; every tenth is held out", "", read_limericks))
+    """
+    return CORPORA.register(name, source, replace=replace)
+
+
+def open_corpus(config: DataConfig) -> AnyCorpus:
     """Return the corpus that a configuration names, from the cache when it was read before.
 
     A name task:NAME gives a :class:`normjax.data.tasks.corpus.TaskCorpus`; nothing of it is cached.
@@ -147,13 +182,15 @@ def load(config: DataConfig) -> AnyCorpus:
       UserError: anything wrong with the configuration or the text, before anything is written.
 
     Examples:
-      load(DataConfig()).vocabulary_size  # 77
-      load(DataConfig(corpus="poems/", vocabulary="byte"))
+      open_corpus(DataConfig()).vocabulary_size  # 77
+      open_corpus(DataConfig(corpus="poems/", vocabulary="byte"))
     """
     _check(config)
     if config.corpus.startswith(task_corpus.PREFIX):
         return _task(config)
     source = _source(config)
+    if not source.identity:
+        source = _identified(source.texts(), source.name, source.description)
     fingerprint = token_cache.fingerprint(config.vocabulary, source.identity)
     folder = token_cache.root(config.cache_dir) / fingerprint
     entry = token_cache.read(folder)
@@ -171,44 +208,48 @@ def _task(config: DataConfig) -> TaskCorpus:
             f"data.vocabulary={config.vocabulary}: {config.corpus} has tokens of its own;"
             " leave --config.data.vocabulary away"
         )
-    return task_corpus.load(config.corpus, config.window)
+    return task_corpus.open_task(config.corpus, config.window)
 
 
 def _check(config: DataConfig) -> None:
-    check_choice("data.vocabulary", config.vocabulary, VOCABULARIES)
+    configs.check(config, "config.data")
     if not config.corpus.strip():
         raise UserError(f"data.corpus={config.corpus!r}: must name a text; pass {text_files.NAMES}")
-    if config.window < 1:
-        raise UserError(
-            f"data.window={config.window}: must be at least 1; pass --config.data.window=64"
-        )
-    if not 0 < config.validation_fraction < 1:
-        raise UserError(
-            f"data.validation_fraction={config.validation_fraction}: must lie between 0 and 1; "
-            "pass --config.data.validation_fraction=0.1"
-        )
 
 
-def _source(config: DataConfig) -> _Source:
+def _source(config: DataConfig) -> Source:
     corpus = config.corpus
-    if corpus == "plays":
-        return _plays()
+    name = "plays" if corpus == "tfds:plays" else corpus
+    if name in CORPORA:
+        return _registered(config, name)
     if corpus.startswith("tfds:"):
         return _named(config, corpus.removeprefix("tfds:"))
-    return _divided(config, *text_files.read(corpus))
+    return _divided(config, *text_files.read(corpus, CORPORA))
 
 
-def _plays() -> _Source:
+def _registered(config: DataConfig, name: str) -> Source:
+    source = CORPORA[name](config)
+    if not isinstance(source, Source):
+        raise UserError(
+            f"data.corpus={name}: its function returned a {type(source).__name__}; it must return a"
+            " normjax.Source"
+        )
+    # Two corpora may both call themselves "v1".
+    known = not source.identity or source.identity.startswith(f"{name} ")
+    return source if known else source._replace(identity=f"{name} {source.identity}")
+
+
+def _plays(config: DataConfig) -> Source:
     held = ", ".join(p.replace("-", " ").title() for p in plays.HELD_OUT)
-    return _Source(
+    return Source(
         "plays",
         f"38 plays of Shakespeare as plain text; held out for validation, whole: {held}",
         plays.identity(),
-        plays.read,
+        lambda: plays.read(token_cache.root(config.cache_dir)),
     )
 
 
-def _named(config: DataConfig, name: str) -> _Source:
+def _named(config: DataConfig, name: str) -> Source:
     if not name:
         raise UserError(
             f"data.corpus={config.corpus}: must name a TFDS set; "
@@ -219,17 +260,25 @@ def _named(config: DataConfig, name: str) -> _Source:
     if validation is None:
         return _divided(config, name, f"TFDS set {full_name}", train)
     texts = text_files.clean(config.corpus, train), text_files.clean(config.corpus, validation)
-    identity = " ".join(_sha256(t) for t in texts)
-    return _Source(name, f"TFDS set {full_name} with its own splits", identity, lambda: texts)
+    return _identified(texts, name, f"TFDS set {full_name} with its own splits")
 
 
-def _divided(config: DataConfig, name: str, what: str, text: str) -> _Source:
+def _identified(texts: tuple[str, str], name: str, description: str) -> Source:
+    """Return a source whose texts are at hand and say what it is."""
+    return Source(name, description, " ".join(_sha256(t) for t in texts), lambda: texts)
+
+
+CORPORA: Table[Callable[[DataConfig], Source]] = Table("corpus", {"plays": _plays})
+"""The texts that have names of their own."""
+
+
+def _divided(config: DataConfig, name: str, what: str, text: str) -> Source:
     """Return a source whose last characters are held out: the first ``int(n (1 - f))`` train."""
     text = text_files.clean(config.corpus, text)
     at = int(len(text) * (1 - config.validation_fraction))
     digest = _sha256(text)
     percent = f"{100 * config.validation_fraction:g} %"
-    return _Source(
+    return Source(
         name,
         f"{what}, {len(text)} characters; held out for validation: the last {percent}",
         f"{digest} split at {at}",

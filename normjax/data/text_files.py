@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +23,12 @@ class Text(NamedTuple):
     text: str
 
 
-def read(corpus: str) -> Text:
+def read(corpus: str, names: Iterable[str] = ()) -> Text:
     """Return the text at a path; the files of a folder in the order of their relative paths.
+
+    Args:
+      corpus: the path.
+      names: of texts that are no paths, to suggest where there is nothing at this one.
 
     Raises:
       UserError: nothing there, or something that cannot be read as UTF-8 text.
@@ -46,8 +51,7 @@ def read(corpus: str) -> Text:
         ) from None
     if exists:
         raise UserError(f"data.corpus={corpus}: neither a file nor a folder; pass {NAMES}")
-    choices = ["plays", *_siblings(path)]
-    close = suggest(corpus, choices)
+    close = suggest(corpus, [*names, *_siblings(path)])
     raise UserError(f"data.corpus={corpus}: no such file or folder{close}; pass {NAMES}")
 
 

@@ -6,6 +6,7 @@ Everything here imports ``tensorflow_datasets`` inside functions: it takes half 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import shutil
@@ -13,7 +14,7 @@ import socket
 import sys
 import tempfile
 import urllib.error
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,14 @@ def read(name: str, folder: Path) -> tuple[str, str | None, str]:
         feature, or one whose own code needs TensorFlow.
     """
     with tensorflow_free():
+        import tensorflow_datasets as tfds
+
         cls = _find(name)
         module = sys.modules[cls.__module__]
         try:
-            with file_functions(module), _prepared(name, folder) as builder:
+            # None is TFDS's own folder.
+            make = functools.partial(tfds.builder, name)
+            with file_functions(module), prepared(make, (None, folder)) as builder:
                 return _texts(name, builder)
         except UserError:
             raise
@@ -85,20 +90,25 @@ def _find(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _prepared(name: str, folder: Path) -> Generator[Any]:
-    """Yield a builder whose data lies on disk in a random-access format."""
-    import tensorflow_datasets as tfds
+def prepared(make: Callable[..., Any], folders: Sequence[Path | None]) -> Generator[Any]:
+    """Yield a builder whose data lies on disk in a random-access format.
 
-    for place in (None, str(folder)):  # None is TFDS's own folder
-        builder = tfds.builder(name, data_dir=place)
+    Args:
+      make: the builder for ``data_dir``.
+      folders: where the data may lie; where it does not, it is prepared in the last of them.
+    """
+    folder = folders[-1]
+    assert folder is not None
+    for place in folders:
+        builder = make(data_dir=place and str(place))
         if builder.is_prepared() and _random_access(builder):
             yield builder
             return
     with _aside(folder) as aside:
-        builder = tfds.builder(name, data_dir=aside)
+        builder = make(data_dir=aside)
         builder.download_and_prepare(
             download_dir=os.path.join(aside, "downloads"),
-            download_config=download_config(),
+            download_config=_download_config(),
             file_format="array_record",
         )
         # Prepared aside and moved when whole: an interrupted download leaves nothing behind, and
@@ -108,7 +118,7 @@ def _prepared(name: str, folder: Path) -> Generator[Any]:
             final.parent.mkdir(parents=True, exist_ok=True)
             os.rename(builder.data_path, final)
         if not builder.data_path.exists():
-            builder = tfds.builder(name, data_dir=str(folder))
+            builder = make(data_dir=str(folder))
         yield builder
 
 
@@ -140,7 +150,7 @@ def _random_access(builder: Any) -> bool:
     return bool(builder.info.available_file_formats() & formats)
 
 
-def download_config() -> Any:
+def _download_config() -> Any:
     """Return TFDS's configuration of a download from a set's own source, not from a mirror."""
     import tensorflow_datasets as tfds
 

@@ -141,9 +141,11 @@ class VerdictConfig:
         (), "bands of signals, name:low:high or name:low:high:against, in place of the table's;"
         " name:: for none",
     )  # fmt: skip
-    loss_spike: float = field(1.5, "a loss of so many times its running median is a spike")
+    loss_spike: float = field(
+        1.5, "a loss of so many times its running median is a spike", above=1, most=1e30
+    )
     gradient_spike: float = field(
-        10.0, "a gradient norm of so many times its running median is a spike"
+        10.0, "a gradient norm of so many times its running median is a spike", above=1, most=1e30
     )
 
 
@@ -196,12 +198,3 @@ def adjusted(texts: Sequence[str]) -> tuple[Band, ...]:
     named = {band.signal for band in own}
     kept = [band for band in (*BANDS, *own) if band.signal not in named or band in own]
     return tuple(band for band in kept if not (math.isinf(band.low) and math.isinf(band.high)))
-
-
-def check(config: VerdictConfig, prefix: str = "config.verdict") -> None:
-    """Raise :class:`UserError` for a configuration that cannot be judged by."""
-    adjusted(config.bands)
-    for name in ("loss_spike", "gradient_spike"):
-        value = getattr(config, name)
-        if not 1 < value < math.inf:
-            raise UserError(f"{prefix}.{name}={value}: must be above 1 and finite")

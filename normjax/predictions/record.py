@@ -130,7 +130,7 @@ def settle(
     return {"sha256": record["sha256"]}
 
 
-def load(workdir: Path, plan: dict[str, Any]) -> Stored | None:
+def read_stored(workdir: Path, plan: dict[str, Any]) -> Stored | None:
     """Return a workdir's prediction as a report may use it, or None where there never was one.
 
     Args:

@@ -129,7 +129,7 @@ class Judged:
 
 def judge(results: Results) -> Judged | None:
     """Return a workdir's prediction with its score; None where there never was one."""
-    stored = record.load(results.workdir, results.plan)
+    stored = record.read_stored(results.workdir, results.plan)
     if stored is None:
         return None
     prediction = stored.prediction

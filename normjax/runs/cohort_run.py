@@ -18,9 +18,9 @@ from normjax.diagnostics import log, sampling
 from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
 from normjax.runs import grid, provenance, runlog
+from normjax.runs.experiment import StopRequest
 from normjax.runs.grid import CohortPlan
 from normjax.runs.progress import Progress, TimeLeft
-from normjax.runs.stopping import StopRequest
 from normjax.training import optimizer
 from normjax.training.checkpoints import Checkpoints
 from normjax.training.cohorts import Cohort

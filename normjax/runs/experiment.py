@@ -1,15 +1,22 @@
-"""What an experiment is given, what it gives back, and the folder that it works in."""
+"""What an experiment is given and gives back; its folder, which it works in alone; its stop.
+
+A signal becomes a flag that the training loop looks at between chunks of steps. Nothing is saved
+inside a signal handler: it may run in the middle of a save.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
+import os
+import signal
+import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
 
 from normjax.errors import UserError
-from normjax.runs.locking import locked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +57,32 @@ class Interrupted(Exception):
     """An experiment was stopped by a signal after saving; the message says how to go on."""
 
 
+class LockedError(RuntimeError):
+    """Another process writes to the workdir; the message says which."""
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Generator[None]:
+    """Hold the workdir's lock; raise :class:`LockedError` at once where another process holds it.
+
+    The lock is the kernel's (flock), not the file's existence: a killed owner leaves none behind.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    with open(workdir / ".lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise LockedError(
+                f"workdir {workdir} is in use by {owner}; wait for it, or use another --workdir"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
 @contextlib.contextmanager
 def working_in(options: Options) -> Generator[Path]:
     """Hold the workdir's lock while an experiment writes there, and put file errors into one line.
@@ -82,3 +115,31 @@ def check_workdir(workdir: Path) -> None:
         raise UserError(
             f"workdir={workdir}: cannot write there ({error.strerror}); name another folder"
         ) from None
+
+
+class StopRequest:
+    """Whether a stop has been asked for, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Generator[StopRequest]:
+    """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once."""
+    request = StopRequest()
+
+    def handle(number: int, frame: object) -> None:
+        if request and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.signal = signal.Signals(number).name
+
+    previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

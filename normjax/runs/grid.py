@@ -13,10 +13,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normjax import configs, decoder_config
+from normjax import configs, decoder_config, plugins
 from normjax.configs import field
 from normjax.data import corpora
-from normjax.decoder import Decoder, DecoderConfig
+from normjax.decoder import Decoder
+from normjax.decoder_config import MAX_DEPTH, DecoderConfig
 from normjax.diagnostics import bands
 from normjax.diagnostics.bands import VerdictConfig
 from normjax.errors import UserError, suggest
@@ -37,13 +38,31 @@ MANNER = (
 class GridConfig:
     """Which runs there are. Empty lists stand for the one value in ``config.train``."""
 
-    seeds: int = field(3, "runs per variant, with seeds first_seed, first_seed + 1, ...")
-    first_seed: int = field(0, "the first seed")
+    seeds: int = field(
+        3, "runs per variant, with seeds first_seed, first_seed + 1, ...", least=1, most=MAX_SEEDS
+    )
+    first_seed: int = field(0, "the first seed", least=0, most=MAX_SEED)
     variants: tuple[str, ...] = field((), "names of the variants to run; empty: all")
-    learning_rates: tuple[float, ...] = field((), "peak learning rates; empty: train.learning_rate")
-    weight_decays: tuple[float, ...] = field((), "weight decays; empty: train.weight_decay")
-    init_scales: tuple[float, ...] = field((), "initialization scales; empty: train.init_scale")
-    depths: tuple[int, ...] = field((), "depths, where the experiment varies them; empty: its own")
+    learning_rates: tuple[float, ...] = field(
+        (),
+        "peak learning rates; empty: train.learning_rate",
+        least=0,
+        most=train.MAX_RATE,
+        distinct=True,
+    )
+    weight_decays: tuple[float, ...] = field(
+        (), "weight decays; empty: train.weight_decay", least=0, most=train.MAX_RATE, distinct=True
+    )
+    init_scales: tuple[float, ...] = field(
+        (),
+        "initialization scales; empty: train.init_scale",
+        least=0,
+        most=train.MAX_RATE,
+        distinct=True,
+    )
+    depths: tuple[int, ...] = field(
+        (), "depths, where the experiment varies them; empty: its own", least=1, most=MAX_DEPTH
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,22 +168,13 @@ def select(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
 def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None:
     """Raise :class:`UserError` for anything in the grid that cannot be run."""
     g = config.grid
-    if not 1 <= g.seeds <= MAX_SEEDS:
+    configs.check(config)
+    if g.first_seed > MAX_SEED - g.seeds:
         raise UserError(
-            f"config.grid.seeds={g.seeds}: must be from 1 to {MAX_SEEDS}; intervals need 2 or more"
+            f"config.grid.first_seed={g.first_seed}: must be from 0 to {MAX_SEED - g.seeds} with"
+            f" seeds={g.seeds}; pass --config.grid.first_seed=0"
         )
-    if not 0 <= g.first_seed <= MAX_SEED - g.seeds:
-        raise UserError(
-            f"config.grid.first_seed={g.first_seed}: must be from 0 to {MAX_SEED - g.seeds}"
-        )
-    for name in ("learning_rates", "weight_decays", "init_scales"):
-        for value in getattr(g, name):
-            if not 0 <= value <= train.LARGEST:
-                raise UserError(f"config.grid.{name}={value}: must be finite and at least 0")
-        if len(set(getattr(g, name))) < len(getattr(g, name)):
-            listed = ",".join(str(value) for value in getattr(g, name))
-            raise UserError(f"config.grid.{name}={listed}: lists a value twice; list each once")
-    bands.check(config.verdict)
+    bands.adjusted(config.verdict.bands)
     for cell in cells:
         changed = configs.replace(config, cell.changes)
         decoder_config.check(changed.model)
@@ -235,4 +245,5 @@ def _identity(config: ExperimentConfig, hyper: Hyper, fingerprint: str) -> dict[
     return {
         "format": FORMAT, "model": config.model.identity(), "train": train_config,
         "corpus": fingerprint, "window": config.data.window, "hyper": list(hyper),
+        **plugins.entry(),
     }  # fmt: skip

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 
 import normjax
-from normjax.runs import processor
+from normjax import plugins
+from normjax.runs import machine
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -30,12 +31,13 @@ def environment(flags: list[str] | None = None) -> dict[str, Any]:
         },
         "devices": [f"{d.platform}:{d.id}" for d in jax.local_devices()],
         "platform": jax.default_backend(),
-        "cpu": processor.name(),
-        "cores": processor.usable_cores(),
+        "cpu": machine.processor_name(),
+        "cores": machine.usable_cores(),
         "commit": _commit(),
+        **plugins.entry(),
         "flags": list(sys.argv[1:] if flags is None else flags),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "isa": processor.vector_isa(),
+        "isa": machine.vector_isa(),
         "hostname": socket.gethostname(),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -67,8 +69,10 @@ def _commit() -> str | None:
         run = lambda *a: subprocess.run(  # noqa: E731
             ["git", "-C", str(folder), *a], capture_output=True, text=True, timeout=10
         )
+        # Installed into another project's environment, it lies in that project's checkout.
+        tracked = run("ls-files", "--error-unmatch", Path(__file__).name)
         head = run("rev-parse", "HEAD")
-        if head.returncode:
+        if tracked.returncode or head.returncode:
             return None
         dirty = run("status", "--porcelain", "--untracked-files=no").stdout.strip()
         return head.stdout.strip() + ("+dirty" if dirty else "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from normjax import configs
+from normjax import configs, plugins
 from normjax.data import corpora
 from normjax.data.corpora import AnyCorpus
 from normjax.decoder import Decoder
@@ -20,10 +20,17 @@ from normjax.predictions.prediction import SERIES, Candidate
 from normjax.reporting import report
 from normjax.runs import estimates, grid, provenance, runlog
 from normjax.runs.cohort_run import CohortRun
-from normjax.runs.experiment import Interrupted, Options, Outcome, check_workdir, working_in
+from normjax.runs.experiment import (
+    Interrupted,
+    Options,
+    Outcome,
+    StopRequest,
+    check_workdir,
+    stop_on_signals,
+    working_in,
+)
 from normjax.runs.grid import Cell, CohortPlan, ExperimentConfig, Question
 from normjax.runs.progress import Progress, TimeLeft
-from normjax.runs.stopping import StopRequest, stop_on_signals
 
 MOST_REPLAYED = 2000
 """Diverged runs that take more steps to replay are left to a call of one's own."""
@@ -45,7 +52,7 @@ def carry_out(
     devices = jax.local_devices()
     grid.check(config, cells, len(devices))
     check_workdir(options.workdir)
-    corpus = corpora.load(config.data)
+    corpus = corpora.open_corpus(config.data)
     cohorts = grid.plan(config, cells, corpus.fingerprint)
     asked = grid.identity(question, config, corpus.fingerprint)
     prediction = given.prepare(
@@ -111,7 +118,7 @@ def _record(
         "title": question.title, "question": question.question,
         "hypothesis": question.hypothesis, "notes": list(question.notes), "baseline": baseline,
         "x": dataclasses.asdict(question.x) if question.x else None,
-        "config": configs.to_dict(config), "rows": config.model.record(),
+        "config": configs.to_dict(config), "rows": config.model.record(), **plugins.entry(),
         "corpus": corpus.record(), **({"task": task} if task else {}),
         "evaluation": {
             "windows": len(windows), "tokens": int(weights.sum()),

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from normjax.runs.processor import usable_cores
+from normjax.runs.machine import usable_cores
 
 Vector = NDArray[np.floating]
 

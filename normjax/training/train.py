@@ -19,15 +19,17 @@ import numpy as np
 import optax
 from jax import Array
 
+from normjax import configs
 from normjax.configs import field
 from normjax.decoder import Decoder, Params
-from normjax.errors import UserError, check_choice
+from normjax.errors import UserError
 from normjax.training import optimizer
 
 PARALLEL = ("runs", "data")
 LANES = ("auto", "vmap", "map")
 SIGNALS = ("off", "on")
-LARGEST = float(jnp.finfo(jnp.float32).max)
+MAX_STEPS = 2**31 - 1  # steps are counted in int32
+MAX_RATE = 1e30  # of rates, decays and scales: beyond all use, and float32 holds it
 INIT_PURPOSE = 0  # keys are fold_in(seed, purpose); further purposes get further numbers
 
 
@@ -35,69 +37,76 @@ INIT_PURPOSE = 0  # keys are fold_in(seed, purpose); further purposes get furthe
 class TrainConfig:
     """How a run is trained. Every field is a flag: ``--config.train.steps=2000``."""
 
-    steps: int = field(400, "optimizer steps")
-    batch_size: int = field(12, "sequences per step")
-    learning_rate: float = field(1e-3, "peak learning rate")
-    warmup_steps: int = field(50, "steps of linear warm-up")
-    final_fraction: float = field(0.1, "learning rate at the end, as a fraction of the peak")
+    steps: int = field(400, "optimizer steps", least=1, most=MAX_STEPS)
+    batch_size: int = field(12, "sequences per step", least=1, most=2**20)
+    learning_rate: float = field(1e-3, "peak learning rate", least=0, most=MAX_RATE)
+    warmup_steps: int = field(50, "steps of linear warm-up", least=0, most=MAX_STEPS)
+    final_fraction: float = field(
+        0.1, "learning rate at the end, as a fraction of the peak", least=0, most=1
+    )
     weight_decay: float = field(
-        0.1, "decoupled weight decay of matrices; gains and biases have none"
+        0.1, "decoupled weight decay of matrices; gains and biases have none", least=0,
+        most=MAX_RATE,
+    )  # fmt: skip
+    beta1: float = field(0.9, "Adam's decay of the mean gradient", least=0, below=1)
+    beta2: float = field(0.99, "Adam's decay of the mean squared gradient", least=0, below=1)
+    adam_eps: float = field(1e-8, "Adam's epsilon", above=0, most=1e6)
+    clip: float = field(
+        1.0, "limit of the gradient's global norm; 0: no clipping", least=0, most=1e30
     )
-    beta1: float = field(0.9, "Adam's decay of the mean gradient")
-    beta2: float = field(0.99, "Adam's decay of the mean squared gradient")
-    adam_eps: float = field(1e-8, "Adam's epsilon")
-    clip: float = field(1.0, "limit of the gradient's global norm; 0: no clipping")
-    init_scale: float = field(1.0, "factor on all initial weight matrices")
-    patience: int = field(20, "non-finite steps in a row after which a run counts as diverged")
-    evaluate_every: int = field(100, "steps between evaluations")
-    evaluation_windows: int = field(256, "windows per evaluation, evenly spaced; 0: all")
-    final_windows: int = field(1024, "windows of the evaluation after the last step; 0: all")
+    init_scale: float = field(1.0, "factor on all initial weight matrices", least=0, most=MAX_RATE)
+    patience: int = field(
+        20, "non-finite steps in a row after which a run counts as diverged", least=1,
+        most=MAX_STEPS,
+    )  # fmt: skip
+    evaluate_every: int = field(100, "steps between evaluations", least=1, most=MAX_STEPS)
+    evaluation_windows: int = field(
+        256, "windows per evaluation, evenly spaced; 0: all", least=0, most=2**31 - 1
+    )
+    final_windows: int = field(
+        1024, "windows of the evaluation after the last step; 0: all", least=0, most=2**31 - 1
+    )
     chunk_steps: int = field(
-        50, "at most so many steps between two looks at the program's host side"
-    )
+        50, "at most so many steps between two looks at the program's host side", least=1,
+        most=10**6,
+    )  # fmt: skip
     checkpoint_seconds: float = field(
-        60.0, "seconds between checkpoints; one is always kept at the end"
+        60.0, "seconds between checkpoints; one is always kept at the end", least=0, most=1e9
     )
-    checkpoint_every: int = field(0, "also checkpoint at every multiple of so many steps; 0: no")
-    keep_checkpoints: int = field(2, "checkpoints of a run that stay on disk; 0: all")
-    parallel: str = field("runs", "runs: spread over devices; data: each batch split over devices")
+    checkpoint_every: int = field(
+        0, "also checkpoint at every multiple of so many steps; 0: no", least=0, most=MAX_STEPS
+    )
+    keep_checkpoints: int = field(
+        2, "checkpoints of a run that stay on disk; 0: all", least=0, most=MAX_STEPS
+    )
+    parallel: str = field(
+        "runs", "runs: spread over devices; data: each batch split over devices", choices=PARALLEL
+    )
     lanes: str = field(
-        "auto", "runs on one device: vmap (together), map (in turn), auto: map on CPU"
+        "auto", "runs on one device: vmap (together), map (in turn), auto: map on CPU",
+        choices=LANES,
+    )  # fmt: skip
+    signals: str = field(
+        "off", "on: measure inside the model at some steps, to signals.jsonl", choices=SIGNALS
     )
-    signals: str = field("off", "on: measure inside the model at some steps, to signals.jsonl")
     signal_points: int = field(
-        0, "steps to measure at, log-spaced; 0: as many as cost at most 3 % of the training"
+        0, "steps to measure at, log-spaced; 0: as many as cost at most 3 % of the training",
+        least=0, most=MAX_STEPS,
+    )  # fmt: skip
+    signal_every: int = field(
+        0, "also measure at every multiple of so many steps; 0: no", least=0, most=MAX_STEPS
     )
-    signal_every: int = field(0, "also measure at every multiple of so many steps; 0: no")
 
 
 def check(config: TrainConfig, devices: int = 1, prefix: str = "config.train") -> None:
     """Raise :class:`UserError` for training that cannot be done, naming field, value and fix."""
+    configs.check(config, prefix)
     c = config
-    bounds = {
-        "steps": 1, "batch_size": 1, "warmup_steps": 0, "patience": 1, "evaluate_every": 1,
-        "evaluation_windows": 0, "final_windows": 0, "chunk_steps": 1, "checkpoint_every": 0,
-        "keep_checkpoints": 0, "signal_points": 0, "signal_every": 0,
-    }  # fmt: skip
-    for name, least in bounds.items():
-        if getattr(c, name) < least:
-            raise UserError(f"{prefix}.{name}={getattr(c, name)}: must be at least {least}")
-    for name in ("learning_rate", "weight_decay", "clip", "init_scale", "checkpoint_seconds"):
-        value = getattr(c, name)
-        if not 0 <= value <= LARGEST:
-            raise UserError(f"{prefix}.{name}={value}: must be finite in float32 and at least 0")
-    if not 0 <= c.final_fraction <= 1:
-        raise UserError(f"{prefix}.final_fraction={c.final_fraction}: must be from 0 to 1")
-    for name in ("beta1", "beta2"):
-        if not 0 <= getattr(c, name) < 1:
-            raise UserError(f"{prefix}.{name}={getattr(c, name)}: must be at least 0 and below 1")
-    if not 0 < c.adam_eps <= LARGEST:
-        raise UserError(f"{prefix}.adam_eps={c.adam_eps}: must be above 0, for example 1e-8")
     if c.warmup_steps > c.steps:
-        raise UserError(f"{prefix}.warmup_steps={c.warmup_steps}: must not pass steps={c.steps}")
-    check_choice(f"{prefix}.parallel", c.parallel, PARALLEL)
-    check_choice(f"{prefix}.lanes", c.lanes, LANES)
-    check_choice(f"{prefix}.signals", c.signals, SIGNALS)
+        raise UserError(
+            f"{prefix}.warmup_steps={c.warmup_steps}: must not pass steps={c.steps};"
+            f" pass --{prefix}.warmup_steps={c.steps // 10}"
+        )
     if c.parallel == "data" and c.batch_size % devices:
         raise UserError(
             f"{prefix}.batch_size={c.batch_size}: must be a multiple of the {devices} devices"

@@ -114,7 +114,7 @@ class TrainedRun:
         Raises:
           UserError: the text is gone, or another one now.
         """
-        corpus = corpora.load(self.data)
+        corpus = corpora.open_corpus(self.data)
         if corpus.fingerprint != self._fingerprint:
             raise UserError(
                 f"data.corpus={self.data.corpus}: has changed since {self.folder} was trained;"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from normjax.data.tasks.table import TASKS, build, parameters
+from normjax.data.tasks.table import TASKS, Row, build, parameters
 from normjax.data.tasks.task import INFORMATION, Task
 from normjax.errors import UserError, check_choice
 
@@ -134,18 +134,22 @@ class TaskCorpus:
         }  # fmt: skip
 
 
-@functools.lru_cache(maxsize=64)
 def _build(name: str, window: int) -> Task:
-    return build(name, window)
+    return _built(TASKS[name], window)
 
 
-def load(corpus: str, window: int) -> TaskCorpus:
+@functools.lru_cache(maxsize=64)
+def _built(row: Row, window: int) -> Task:
+    return row.build(window)
+
+
+def open_task(corpus: str, window: int) -> TaskCorpus:
     """Return the corpus of ``task:NAME``.
 
     Raises:
       UserError: no such task, or a window too short for it, naming the flags.
 
-    >>> load("task:copy", 16).vocabulary_size
+    >>> open_task("task:copy", 16).vocabulary_size
     3
     """
     check_choice("data.corpus", corpus, [PREFIX + name for name in TASKS])

@@ -229,6 +229,11 @@ FLOORS: dict[str, dict[str, Floor]] = {
 """The floor of every decoder for every task."""
 
 
+def _bound(decoder: str) -> Floor:
+    """Return what holds of a decoder for every task."""
+    return Floor(INFORMATION_OF[decoder], False, "Only a bound: this task is not in the table.")
+
+
 def floor(name: str, task: Task, decoder: str) -> tuple[float | None, Floor]:
     """Return the loss that a decoder cannot get below on a task, and why.
 
@@ -250,5 +255,5 @@ def floor(name: str, task: Task, decoder: str) -> tuple[float | None, Floor]:
     """
     check_choice("task", name, TASKS)
     check_choice("decoder", decoder, DECODERS)
-    entry = FLOORS[name][decoder]
+    entry = FLOORS[name][decoder] if name in FLOORS else _bound(decoder)
     return task.optimum(entry.information), entry

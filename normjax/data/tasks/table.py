@@ -13,7 +13,8 @@ from normjax.data.tasks.markov import Markov1, Markov2
 from normjax.data.tasks.modular import ModularSum
 from normjax.data.tasks.recall import Recall
 from normjax.data.tasks.task import Task
-from normjax.errors import check_choice
+from normjax.errors import UserError, check_choice
+from normjax.registry import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Row:
     build: Callable[[int], Task]
 
 
-TASKS: dict[str, Row] = {
+TASKS: Table[Row] = Table("task", {
     "markov1": Row(
         "Markov chain of order 1",
         "The next token depends on the current one alone, through a fixed table of four tokens. "
@@ -103,7 +104,23 @@ TASKS: dict[str, Row] = {
         "Minsky and Papert 1969, \"Perceptrons\"; Power et al. 2022, arXiv 2201.02177",
         lambda window: ModularSum(window, modulus=2, operands=3),
     ),
-}  # fmt: skip
+})  # fmt: skip
+
+
+def register_task(name: str, row: Row, *, replace: bool = False) -> Row:
+    """Add a task, which ``--config.data.corpus=task:NAME`` then names, and return its row.
+
+    Args:
+      name: small letters, digits, underscores.
+      row: its words, and ``build(window)``, which returns a :class:`normjax.data.tasks.task.Task`.
+      replace: whether a name that is taken may get another row.
+
+    Raises:
+      UserError: a name that is none or is taken, or something that is no row.
+    """
+    if not isinstance(row, Row):
+        raise UserError(f"task {name!r}: {type(row).__name__} is no normjax.data.tasks.table.Row")
+    return TASKS.register(name, row, replace=replace)
 
 
 def build(name: str, window: int) -> Task:
