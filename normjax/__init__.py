@@ -23,14 +23,20 @@ __version__ = "0.1.0"
 _NAMES = {
     "normjax.norms": (
         "NORMS",
+        "Law",
         "Norm",
         "NormLayer",
+        "Parameter",
         "RMSNorm",
         "LayerNorm",
         "rms_norm",
         "layer_norm",
+        "register_norm",
     ),
-    "normjax.placements": ("PLACEMENTS", "Placement"),
+    "normjax.equation": (*("MODEL_NORM", "SHARED_NORM", "Learned", "Sublayer"),),
+    "normjax.mixing": ("LearnedWeights", "SoftmaxOverSources", "Streams", "Weights"),
+    "normjax.norm_derivatives": ("NormDerivative", "diagonal"),
+    "normjax.placements": ("PLACEMENTS", "Placement", "register_placement"),
     "normjax.decoder": ("Decoder",),
     "normjax.decoder_config": ("DecoderConfig",),
     "normjax.jacobians.closed_forms": (

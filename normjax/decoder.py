@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.decoder_config import DecoderConfig, check
-from normjax.equation import FACTORS, MODEL, SHARED, SLOTS, Learned, Sublayer, fold
+from normjax.equation import FACTORS, MODEL_NORM, SHARED_NORM, SLOTS, Learned, Sublayer, fold
 from normjax.errors import UserError
 from normjax.layers import (
     MLP,
@@ -72,7 +72,7 @@ class _Values:
         return rows.reshape(x.shape)
 
     def _layer(self, slot: str, index: int, norm: Any) -> NormLayer:
-        if norm == SHARED:
+        if norm == SHARED_NORM:
             return self.layers["pre_norm"]
         name = slot if index == 0 else f"{slot}_{index + 1}"
         return self.layers.setdefault(name, norm_layer(self.config, name, norm))
@@ -482,10 +482,10 @@ def slot_norms(config: DecoderConfig, block: int, sublayer: str) -> dict[str, tu
     for slot in SLOTS:
         for index, (norm, on) in enumerate(row.norms(slot, config.depth).items()):
             if on[block - 1]:
-                holder = "pre_norm" if norm == SHARED else slot
+                holder = "pre_norm" if norm == SHARED_NORM else slot
                 name = holder if index == 0 else f"{holder}_{index + 1}"
-                norm = row.at(block, config.depth).pre_norm if norm == SHARED else norm
-                found[slot] = (config.norm_row if norm == MODEL else norm), name
+                norm = row.at(block, config.depth).pre_norm if norm == SHARED_NORM else norm
+                found[slot] = (config.norm_row if norm == MODEL_NORM else norm), name
     return found
 
 

@@ -24,9 +24,9 @@ SLOTS = ("pre_norm", "branch_norm", "skip_norm", "post_norm")
 """N, Q, S and P, where a sub-layer may have a norm."""
 FACTORS = {"scale": "c", "keep": "a", "write": "b"}
 """What multiplies what the branch reads, what is kept, what the branch writes; with its letter."""
-MODEL = "model"
+MODEL_NORM = "model"
 """In a slot: the norm that the decoder's configuration names, with parameters of its own."""
-SHARED = "shared"
+SHARED_NORM = "shared"
 """In the skip norm: the pre-norm again, with the same parameters."""
 
 Schedule = Callable[[int, int], Any]
@@ -56,7 +56,7 @@ class Learned:
 class Sublayer:
     """What one sub-layer puts into the equation.
 
-    A slot holds None (no norm), ``MODEL``, ``SHARED`` (the skip norm only) or a row of the table of
+    A slot holds None (no norm), ``MODEL_NORM``, ``SHARED_NORM`` (the skip norm only) or a row of the table of
     norms; a factor a number, :class:`Learned`, or weights that mix streams (mixing.py). Each may be
     a schedule ``(l, L) -> value`` instead, so that blocks differ.
 
@@ -80,7 +80,7 @@ class Sublayer:
     def at(self, block: int, depth: int) -> Sublayer:
         """Return what block l of L has: no schedule is left.
 
-        >>> Sublayer(pre_norm=MODEL, scale=lambda block, depth: block**-0.5).at(4, 6).scale
+        >>> Sublayer(pre_norm=MODEL_NORM, scale=lambda block, depth: block**-0.5).at(4, 6).scale
         0.5
         """
         values = {}
@@ -95,7 +95,7 @@ class Sublayer:
     def norms(self, slot: str, depth: int) -> dict[Any, tuple[bool, ...]]:
         """Return the norms of a slot, each with the blocks that have it.
 
-        >>> Sublayer(post_norm=lambda block, depth: MODEL if block == 1 else None).norms(
+        >>> Sublayer(post_norm=lambda block, depth: MODEL_NORM if block == 1 else None).norms(
         ...     "post_norm", 3
         ... )
         {'model': (True, False, False)}
@@ -164,7 +164,7 @@ def fold(row: Any, state: Any, algebra: Any) -> Any:
     ...         return x
     ...     def plus(self, kept, written):
     ...         return f"{kept} + {written}"
-    >>> fold(Sublayer(pre_norm=MODEL), "h", Letters())
+    >>> fold(Sublayer(pre_norm=MODEL_NORM), "h", Letters())
     'h + F(p(h))'
     """
     x = algebra.mix("read", row.read, state, state)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.decoder_config import DecoderConfig
-from normjax.equation import MODEL
+from normjax.equation import MODEL_NORM
 from normjax.norms import NormLayer
 
 SIGNALS, SHIFTS = "signals", "shifts"
@@ -66,9 +66,9 @@ def tapped(module: nn.Module, name: str, x: Array, shifted: bool = False) -> Arr
     return x
 
 
-def norm_layer(config: DecoderConfig, name: str, norm: Any = MODEL) -> NormLayer:
+def norm_layer(config: DecoderConfig, name: str, norm: Any = MODEL_NORM) -> NormLayer:
     """Return a norm, the config's own or another row, as a module of that name."""
-    row = config.norm_row if norm == MODEL else norm
+    row = config.norm_row if norm == MODEL_NORM else norm
     return NormLayer(row, config.norm_eps, config.param_dtype, name=name)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from normjax.equation import MODEL, SHARED, Learned, Sublayer
+from normjax.equation import MODEL_NORM, SHARED_NORM, Learned, Sublayer
 from normjax.errors import UserError
 from normjax.mixing import LearnedWeights, SoftmaxOverSources, Streams, append, nth, one_hot
 from normjax.registry import Table
@@ -99,7 +99,7 @@ def register_placement(name: str, row: Placement, *, replace: bool = False) -> P
     Raises:
       UserError: a name that is none or taken; a row that is no placement, or that cannot be one.
 
-    >>> row = Placement("half", "mine", Sublayer(pre_norm=MODEL, keep=0.5), final_norm=True)
+    >>> row = Placement("half", "mine", Sublayer(pre_norm=MODEL_NORM, keep=0.5), final_norm=True)
     >>> register_placement("half", row).record(4)["attention"]["keep"]
     0.5
     >>> del PLACEMENTS["half"]
@@ -120,14 +120,14 @@ def check(row: Placement) -> None:
                 "streams=normjax.Streams(...) beside read"
             )  # fmt: skip
             raise UserError(f"{where}: must have {needs}")
-        if own.skip_norm == SHARED and own.pre_norm is None:
-            raise UserError(f"{where}: skip_norm=SHARED needs a pre_norm to share; name one")
+        if own.skip_norm == SHARED_NORM and own.pre_norm is None:
+            raise UserError(f"{where}: skip_norm=SHARED_NORM needs a pre_norm to share; name one")
         unknown = [name for name in own.inner_norms if name not in ("query", "key", "value")]
         if unknown:
             raise UserError(f"{where}: inner_norms has {unknown[0]!r}; must be query, key, value")
 
 
-_PRE = Sublayer(pre_norm=MODEL)
+_PRE = Sublayer(pre_norm=MODEL_NORM)
 
 PLACEMENTS: Table[Placement] = Table("placement")
 
@@ -138,7 +138,7 @@ for _name, _row in {
         action="normalizing before each branch",
     ),
     "post": Placement(
-        "post-norm", "Vaswani et al. 2017, arXiv 1706.03762", Sublayer(post_norm=MODEL),
+        "post-norm", "Vaswani et al. 2017, arXiv 1706.03762", Sublayer(post_norm=MODEL_NORM),
         summary="the sum is normalized", action="normalizing after the addition",
         colour="#56b4e9",
     ),
@@ -148,26 +148,26 @@ for _name, _row in {
     ),
     "sandwich": Placement(
         "sandwich", "Ding et al. 2021, arXiv 2105.13290; Kim et al. 2025, arXiv 2502.02732",
-        Sublayer(pre_norm=MODEL, branch_norm=MODEL), final_norm=True,
+        Sublayer(pre_norm=MODEL_NORM, branch_norm=MODEL_NORM), final_norm=True,
         summary="the branch's input and its output are normalized",
         action="normalizing before and after each branch", colour="#009e73",
     ),
     "branch_output": Placement(
         "branch-output norm", "Liu et al. 2021, arXiv 2111.09883; OLMo 2 2024, arXiv 2501.00656",
-        Sublayer(branch_norm=MODEL), final_norm=True,
+        Sublayer(branch_norm=MODEL_NORM), final_norm=True,
         summary="the branch's output is normalized",
         action="normalizing only the output of each branch", colour="#0072b2",
     ),
     "deepnorm": Placement(
         "DeepNorm", "Wang et al. 2022, arXiv 2203.00555, table of section 4, decoder-only",
-        Sublayer(post_norm=MODEL, keep=lambda block, depth: (2 * depth) ** 0.25),
+        Sublayer(post_norm=MODEL_NORM, keep=lambda block, depth: (2 * depth) ** 0.25),
         init="xavier", branch_gain=lambda depth: (8 * depth) ** -0.25,
         summary="post-norm with a stronger residual path and smaller initial branches",
         action="using DeepNorm", colour="#cc79a7",
     ),
     "layernorm_scaling": Placement(
         "LayerNorm scaling", "Sun et al. 2025, arXiv 2502.05795",
-        Sublayer(pre_norm=MODEL, scale=lambda block, depth: block**-0.5), final_norm=True,
+        Sublayer(pre_norm=MODEL_NORM, scale=lambda block, depth: block**-0.5), final_norm=True,
         init="gpt2_plain", summary="deeper branches read a smaller normalized stream",
         action="scaling what each branch reads by its depth", colour="#882255",
     ),
@@ -179,7 +179,7 @@ for _name, _row in {
     "layerscale": Placement(
         "LayerScale", "Touvron et al. 2021, arXiv 2103.17239, eq. 4",
         Sublayer(
-            pre_norm=MODEL,
+            pre_norm=MODEL_NORM,
             write=Learned(
                 lambda block, depth: 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6,
                 "feature",
@@ -197,7 +197,7 @@ for _name, _row in {
     "hybridnorm": Placement(
         "HybridNorm", "Zhuo et al. 2025, arXiv 2503.04598, as its released code has it",
         Sublayer(inner_norms=("query", "key", "value")),
-        Sublayer(pre_norm=MODEL, skip_norm=SHARED), final_norm=True,
+        Sublayer(pre_norm=MODEL_NORM, skip_norm=SHARED_NORM), final_norm=True,
         summary="queries, keys and values are normalized; the MLP's norm is on the stream itself",
         action="normalizing queries, keys and values, and the stream before each MLP",
         colour="#0f5257",
@@ -205,7 +205,7 @@ for _name, _row in {
     "hyper_connections": Placement(
         "hyper-connections, 2 streams", "Zhu et al. 2024, arXiv 2409.19606, static, eq. 1",
         Sublayer(
-            pre_norm=MODEL, read=LearnedWeights("r", nth), keep=LearnedWeights("A", one_hot),
+            pre_norm=MODEL_NORM, read=LearnedWeights("r", nth), keep=LearnedWeights("A", one_hot),
             write=LearnedWeights("b", lambda position, rows: [[1.0]] * rows),
         ),
         streams=Streams(2, "copies"), final_norm=True,
@@ -214,7 +214,7 @@ for _name, _row in {
     ),
     "attention_residuals": Placement(
         "attention residuals", "Moonshot AI 2026, arXiv 2603.15031, full",
-        Sublayer(pre_norm=MODEL, read=SoftmaxOverSources("softmax"), write=append),
+        Sublayer(pre_norm=MODEL_NORM, read=SoftmaxOverSources("softmax"), write=append),
         streams=Streams(lambda sublayers: sublayers + 1, "first", SoftmaxOverSources("softmax")),
         final_norm=True, summary="each branch reads a learned softmax mix of all earlier outputs",
         action="reading a learned mix of all earlier outputs", colour="#5b5ea6",

@@ -227,7 +227,7 @@ def test_a_block_with_a_branch_hardly_too_large_fails(monkeypatch):
 
 @pytest.mark.slow
 def test_norms_in_the_wrong_place_fail(monkeypatch):
-    own = equation.Sublayer(branch_norm=equation.MODEL)
+    own = equation.Sublayer(branch_norm=equation.MODEL_NORM)
     row = dataclasses.replace(placements.PLACEMENTS["pre"], attention=own)
     monkeypatch.setitem(placements.PLACEMENTS, "pre", row)
     assert {"A7a", "A7b"} <= set(failing(block_claims.pre_norm))

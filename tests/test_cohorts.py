@@ -39,7 +39,7 @@ class Small:
         return h @ params["kernel"].T
 
 
-MODEL = Small()
+MODEL_NORM = Small()
 MEMBERS = [
     Hyper(0, 1e-2, 0.1, 1.0), Hyper(1, 1e-2, 0.1, 1.0), Hyper(0, 3e-2, 0.1, 1.0),
     Hyper(0, 1e-2, 0.5, 1.0), Hyper(3, 1e-2, 0.1, 2.0),
@@ -92,7 +92,7 @@ def run_alone(model, members):
 
 @pytest.fixture(scope="module")
 def alone():
-    return run_alone(MODEL, MEMBERS)
+    return run_alone(MODEL_NORM, MEMBERS)
 
 
 def assert_equal(a, b):
@@ -110,7 +110,7 @@ def assert_close(a, b):
     assert int(a.step) == int(b.step) and int(a.sum_steps) == int(b.sum_steps)
 
 
-def build(ways, members, model=MODEL):
+def build(ways, members, model=MODEL_NORM):
     devices, changes = ways
     return Cohort(
         model, dataclasses.replace(CONFIG, **changes), members, jax.local_devices()[:devices]
@@ -234,7 +234,7 @@ def test_evaluation_is_a_plain_weighted_mean(way):
             assert loss == pytest.approx(-(picked * w).sum() / w.sum(), rel=1e-5)
 
 
-_apply = jax.jit(MODEL.apply)
+_apply = jax.jit(MODEL_NORM.apply)
 
 
 def test_counters_are_the_members(way):
@@ -344,7 +344,7 @@ def test_a_cohort_that_was_not_started_says_so():
 def test_a_batch_that_cannot_be_split_is_refused():
     config = dataclasses.replace(CONFIG, parallel="data", batch_size=6)
     with pytest.raises(ValueError, match="batch_size=6"):
-        Cohort(MODEL, config, MEMBERS[:1], jax.local_devices())
+        Cohort(MODEL_NORM, config, MEMBERS[:1], jax.local_devices())
 
 
 _compiled: list[str] = []

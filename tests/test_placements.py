@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from normjax.decoder import Decoder, DecoderConfig
-from normjax.equation import FACTORS, MODEL, SHARED, SLOTS, Learned, Sublayer, fold
+from normjax.equation import FACTORS, MODEL_NORM, SHARED_NORM, SLOTS, Learned, Sublayer, fold
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.mixing import Streams, Weights
@@ -151,7 +151,7 @@ def test_the_fold_is_the_equation():
     """With linear maps it is P (a S + b Q F c N), each map in its own place."""
     rng = np.random.default_rng(0)
     n, q, s, p, f = (rng.normal(size=(D, D)) for _ in range(5))
-    row = Sublayer(**dict.fromkeys(SLOTS, MODEL))
+    row = Sublayer(**dict.fromkeys(SLOTS, MODEL_NORM))
     algebra = Matrices(
         dict(zip(SLOTS, (n, q, s, p), strict=True)), f, {"scale": 0.3, "keep": 1.7, "write": 0.7}
     )
@@ -248,17 +248,17 @@ class Gate(Weights):
 OWN = {
     "norms by block": Placement(
         "half post", "here",
-        Sublayer(pre_norm=lambda block, depth: MODEL if block > 1 else NORMS["layernorm"],
-                 post_norm=lambda block, depth: MODEL if block == 1 else None),
+        Sublayer(pre_norm=lambda block, depth: MODEL_NORM if block > 1 else NORMS["layernorm"],
+                 post_norm=lambda block, depth: MODEL_NORM if block == 1 else None),
     ),
     "norms by branch and skip": Placement(
-        "mixed", "here", Sublayer(pre_norm=NORMS["layernorm"], branch_norm=MODEL, keep=0.5),
+        "mixed", "here", Sublayer(pre_norm=NORMS["layernorm"], branch_norm=MODEL_NORM, keep=0.5),
         Sublayer(skip_norm=NORMS["layernorm_nobias"], write=Learned(0.5, "feature")),
     ),
     "gates on three streams": Placement(
         "gated", "here",
         Sublayer(
-            pre_norm=MODEL, post_norm=MODEL,
+            pre_norm=MODEL_NORM, post_norm=MODEL_NORM,
             read=Gate("g", lambda position, rows: np.ones((1, rows))),
             keep=Gate("K", lambda position, rows: np.eye(rows)[::-1]),
             write=Gate("W", lambda position, rows: np.arange(1.0, rows + 1)[:, None]),
@@ -335,7 +335,7 @@ def test_records_are_plain_json_and_say_what_decides(name):
     ("row", "message"),
     [
         ("pre", "must be a normjax.Placement"),
-        (Placement("x", "y", Sublayer(skip_norm=SHARED)), "needs a pre_norm to share"),
+        (Placement("x", "y", Sublayer(skip_norm=SHARED_NORM)), "needs a pre_norm to share"),
         (Placement("x", "y", streams=Streams(2)), "must have read"),
         (Placement("x", "y", Sublayer(inner_norms=("logits",))), "must be query, key, value"),
     ],
