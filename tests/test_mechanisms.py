@@ -258,10 +258,17 @@ def test_a_failure_at_the_optimum_of_less_information_is_named(tmp_path):
     said = mechanisms_page.separated(
         mechanisms_data.read_mechanisms(made.workdir(tmp_path, {"copy": over}))
     )
-    items = {text.split(" on ")[0]: text for group in said for text in group["items"]}
+    items = {text.split(" on ")[0]: text for texts in said.values() for text in texts}
     assert "the exact optimum of the information “unordered”" in items["no-positions"]
     assert "nothing was learned" in items["no-norm"]
     assert "That is" not in items["full"]
+
+
+def test_what_the_full_decoder_did_not_get_to_decides_nothing(tmp_path):
+    over = {"copy": {"full": 0.001, "no-attention": 0.001},
+            "recall": {"full": 0.3, "no-attention": 0.001}}  # fmt: skip
+    said = mechanisms_page.answer(mechanisms_data.read_mechanisms(made.workdir(tmp_path, over)))
+    assert said[0].startswith("What can be computed is decided by attention (copy): without it")
 
 
 def test_the_verdicts_can_be_told_without_colour(folder):
