@@ -151,7 +151,14 @@ def test_the_survey_measures_every_checkpoint_and_depth(workdir):
     assert outcome.page == folder / "work" / "spectrum.html"
     assert "powers of ten" in outcome.text and "rounding" in outcome.text
     rows = (folder / "work" / "spectrum.csv").read_text().splitlines()
-    assert rows[0].split(",") == list(survey_data.COLUMNS)
+    assert rows[0].split(",") == [
+        *("series", "seed", "step", "depth", "part", "position", "run", "sequences"),
+        *("sigma_max", "sigma_min", "rms_gain", "condition"),
+        *("deflated_max", "deflated_min", "deflated_condition"),
+        *("deflated_condition_low", "deflated_condition_high"),
+        *("rr", "rt", "tr", "tt", "cosine", "stream_rms_before", "stream_rms_after"),
+        *("theory_max", "theory_min", "theory_distance"),
+    ]
     # (3 steps x 2 blocks + stack) + (depth 1: block + stack), for 2 positions and 2 placements
     assert len(rows) - 1 == 2 * 2 * (3 * 3 + 2)
     page = outcome.page.read_text()

@@ -487,7 +487,7 @@ def _evidence(found: Mechanisms) -> Table:
     return Table([
         Column("task", lambda e: e.task.name, "Task", kind="name"),
         Column("variant", lambda e: e.variant, "Variant", kind="name",
-               text=lambda e: dotted(palette.variable(found.looks[e.variant].colour), e.variant)),
+               text=lambda e: dotted(found.looks[e.variant].colour, e.variant)),
         Column("verdict", lambda e: e.verdict.kind, "Verdict", verdict, "name"),
         Column("within", lambda e: len(e.verdict.within)),
         Column("runs", lambda e: len(e.verdict.counted)),

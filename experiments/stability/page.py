@@ -24,7 +24,7 @@ from experiments.stability.data import (
     Stability,
 )
 from experiments.stability.figures import in_words
-from normjax.reporting import html, palette, report
+from normjax.reporting import html, report
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import Page, Section, details, muted
 from normjax.reporting.tables import Column, Table, dotted, interval, number, stacked, tag, view
@@ -151,8 +151,7 @@ def _places(stability: Stability) -> Table:
     return Table([
         view("Blocks", lambda p: p.depth, "n"),
         view("Warm-up", lambda p: p.warmup, "n"),
-        view("Placement", lambda p: dotted(
-            palette.variable(stability.looks[p.series].colour), p.series), "name"),
+        view("Placement", lambda p: dotted(stability.looks[p.series].colour, p.series), "name"),
         view("Best rate", rate, "n"),
         view("Loss there", loss, "n"),
         view(stacked("Working range", "powers of ten"), reach, "n"),
