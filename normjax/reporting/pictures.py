@@ -141,7 +141,7 @@ def lines(
             for name, own in found.items()
         })  # fmt: skip
         _draw_curves(axes, curves[-1], looks, ended, bool(unit), dots, joined, columns > 1)
-        for name, own in found.items():
+        for name, own in by(panel.rows, series).items():
             look, dash = looks[name], drawing.REFERENCE.dash if joined else looks[name].dash
             known = [row for row in own if band and row[band[0]] is not None]
             if band and known:
@@ -214,7 +214,7 @@ def _draw_curves(
                 marker="o" if dots else "", mew=0.7, mfc="none", lw=0.6, alpha=1 if dots else 0.45,
             )  # fmt: skip
         thick = several and not dots  # without marks but at its end, for a key to be found there
-        size = 5.5 * (keyed or not thick) if several else 3
+        size = 5.5 * (keyed or not thick) if several else 3 if joined else 4.5
         axes.plot(
             list(at), [math.fsum(v) / len(v) for v in at.values()], color=look.colour, zorder=3,
             ls=look.dash if joined else "none", marker=look.marker, ms=size, mew=0,
