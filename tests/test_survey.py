@@ -81,8 +81,8 @@ def test_identities_hold_where_the_placement_has_them():
 def test_a_norm_on_the_stream_hides_in_the_raw_condition_only():
     for eps in (1e-4, 1e-8):
         found = measure(made("post", norm_eps=eps), TOKENS, (5,))
-        assert np.median(found.condition) > 0.01 / eps
-        assert np.median(found.deflated_condition) < 100
+        assert np.median(found.raw[..., 0] / found.raw[..., -1]) > 0.01 / eps
+        assert np.median(found.deflated[..., 0] / found.deflated[..., -1]) < 100
 
 
 def test_theory_meets_a_wide_decoder_at_initialization():
@@ -267,7 +267,7 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     assert (
         experiment.run(small(tmp_path), "quick", Options(tmp_path / "w", "c", dry_run=True)) is None
     )
-    assert "train 2 placements x 1 seeds" in capsys.readouterr().out
+    assert "train 2 placements x 1 seed," in capsys.readouterr().out
     assert not (tmp_path / "w").exists()
 
 

@@ -37,6 +37,7 @@ from experiments.claims.claim import Claim
 from experiments.claims.setting import ClaimsConfig, Point
 from normjax import configs
 from normjax.reporting import report
+from normjax.reporting.wording import counted
 from normjax.runs import machine, provenance
 from normjax.runs.experiment import Options, Outcome, check_workdir, working_in
 
@@ -60,7 +61,7 @@ def run(config: ClaimsConfig, preset: str, options: Options) -> Outcome | None:
     setting.check(config)
     check_workdir(options.workdir)
     point = config.point
-    sizes = f"{point.width} features, {point.heads} heads, {point.tokens} tokens"
+    sizes = f"{point.width} features, {counted(point.heads, 'head')}, {point.tokens} tokens"
     if options.dry_run:
         print(
             f"{len(functions())} claims, {IDS[0]} to {IDS[-1]}, at {sizes}, seed {point.seed};"

@@ -115,9 +115,9 @@ def render(found: Mechanisms, drawn: Sequence[tuple[Figure, str]]) -> str:
         record=html.record(
             str(record.get("command", "")), html.flat(record.get("environment") or {}),
             record.get("config"), before=[
-                f"{len(times)} runs; the sum of their training times is {train:.0f} s, of"
-                f" compilation {compiling:.0f} s (runs that train side by side each count their own"
-                " time)."
+                f"{counted(len(times), 'run')}; the sum of their training times is {train:.0f} s,"
+                f" of compilation {compiling:.0f} s (runs that train side by side each count their"
+                " own time)."
             ], notes=["Settings of single tasks stand with the tasks."],
         ),
         style=_STYLE,
@@ -243,9 +243,10 @@ def _of_full(found: Mechanisms) -> str:
     total, done = sum(map(len, groups.values())), len(groups.get(COMPUTES, []))
     text = f"The full decoder comes within {found.rule.margin:g} nats of the exact optimum "
     if done == total:
-        text += f"on all {total} tasks, with every seed and rate."
+        every = f"all {total} tasks" if total > 1 else "the one task"
+        text += f"on {every}, with every seed and rate."
     else:
-        text += f"with every seed and rate on {done} of {total} tasks."
+        text += f"with every seed and rate on {done} of {counted(total, 'task')}."
     if UNRELIABLE in groups:
         text += f" Only some of its runs do on {_counted(groups[UNRELIABLE])}."
     if FAILS in groups:
@@ -359,8 +360,8 @@ def _argument(entry: Entry) -> str:
         )
     best = None if seen.best is None else seen.best - verdict.goal
     return (
-        f"{entry.alone}: none of {len(verdict.counted)} runs; the best is {number(best)} above"
-        f" {number(verdict.goal)}.{lost}{_level(entry)} {floor.reason}"
+        f"{entry.alone}: none of {counted(len(verdict.counted), 'run')}; the best is"
+        f" {number(best)} above {number(verdict.goal)}.{lost}{_level(entry)} {floor.reason}"
     )
 
 

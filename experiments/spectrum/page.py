@@ -14,8 +14,8 @@ from experiments.spectrum.data import Point, Survey
 from normjax.reporting import html, report, tables
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import Page, Section, details, muted
-from normjax.reporting.tables import Table, dotted, number, stacked, tag, view
-from normjax.reporting.wording import listed
+from normjax.reporting.tables import Table, dotted, number, stacked, view
+from normjax.reporting.wording import counted, listed
 
 ROUNDING = 1e-12
 """Identities are tested in float64: a defect above this is a fault of the instrument."""
@@ -41,9 +41,11 @@ def render(survey: Survey, drawn: Sequence[tuple[Figure, str]]) -> str:
     """Return the page as one self-contained HTML text."""
     record = survey.record
     corpus, positions = record["corpus"], " and ".join(str(p) for p in record["positions"])
-    text = tag("span", f"{corpus['name']} ", tag("code", corpus["fingerprint"][:16]),
-               f", {record['sequences']} sequences of {record['tokens']} tokens, at tokens"
-               f" {positions}")  # fmt: skip
+    text = html.prose(
+        "{} <code>{}</code>, {} of {} tokens, at tokens {}", corpus["name"],
+        corpus["fingerprint"][:16], counted(record["sequences"], "sequence"), record["tokens"],
+        positions,
+    )  # fmt: skip
     return Page(
         "How each placement passes a small change on",
         "What are the singular values of the blocks of a decoder, and of all of them in a row, for"
@@ -323,6 +325,7 @@ def _of_instrument(survey: Survey) -> str:
     if not worst:
         return ""
     return (
-        f"The identities that the placements obey exactly were tested {len(worst)} times over"
-        f" placements; the worst is off by {max(v for *_, v in worst):.0e}, rounding."
+        "The identities that the placements obey exactly were tested"
+        f" {counted(len(worst), 'time')} over placements; the worst is off by"
+        f" {max(v for *_, v in worst):.0e}, rounding."
     )

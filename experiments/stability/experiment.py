@@ -80,16 +80,14 @@ FULL = {
     "train.batch_size": 16, "data.window": 64, "train.evaluate_every": 100,
     "train.final_windows": 512, "train.signal_points": 6, "grid.seeds": 3,
     "grid.learning_rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
-    "stability.placements": (
-        *ARMS, "sandwich", "branch_output", "deepnorm",
-    ),
+    "stability.placements": (*ARMS, "sandwich", "branch_output", "deepnorm"),
     "stability.depths": (2, 4, 8, 16), "stability.warmups": (0, 100),
 }  # fmt: skip
 
 PRESETS = {
     "default": ("4 variants, depth 2 and 6, 5 rates, with and without warm-up, 2 seeds", {}),
     "full": ("7 variants, depth 2 to 16, 7 rates, with and without warm-up, 3 seeds", FULL),
-    "smoke": ("2 variants, one depth, 2 rates, 4 steps: whether everything runs", {
+    "smoke": ("2 variants, one depth, 4 rates, 4 steps: whether everything runs", {
         "model.width": 8, "model.heads": 2, "data.window": 8, "train.steps": 4,
         "train.warmup_steps": 1, "train.batch_size": 2, "train.evaluate_every": 2,
         "train.evaluation_windows": 2, "train.final_windows": 4, "grid.seeds": 2,
@@ -122,17 +120,12 @@ def cells(config: Config) -> list[Cell]:
                     "model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM,
                     "train.warmup_steps": warmup,
                 }  # fmt: skip
-                found.append(
-                    Cell(
-                        f"{name}-{depth}-w{warmup}",
-                        f"{title}, {counted(depth, 'block')}, {words}",
-                        f"{counted(depth, 'block')}, {words}.",
-                        changes,
-                        f"{name}, {words}",
-                        depth,
-                        palette.VERMILLION if removed else row.colour,
-                    )
-                )
+                size = counted(depth, "block")
+                found.append(Cell(
+                    f"{name}-{depth}-w{warmup}", f"{title}, {size}, {words}", f"{size}, {words}.",
+                    changes, f"{name}, {words}", depth,
+                    palette.VERMILLION if removed else row.colour,
+                ))  # fmt: skip
     return found
 
 
