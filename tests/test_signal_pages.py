@@ -129,7 +129,7 @@ def test_all_definitions_and_bands_are_printed(workdir):
     page = page.replace("&#39;", "'").replace("&gt;", ">").replace("&lt;", "<")
     for name, row in definitions.SIGNALS.items():
         assert f"<code>{name}</code>" in page and row.definition in page and row.source in page
-    for _, bounds, band in signal_page.bandrows():
+    for _, bounds, band in signal_page.band_rows():
         assert bounds in page and band.reason in page and band.source in page
 
 

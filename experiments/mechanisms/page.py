@@ -20,7 +20,7 @@ from experiments.mechanisms.verdicts import (
 )
 from normjax.reporting import html, palette, report, tables
 from normjax.reporting.drawing import Figure
-from normjax.reporting.page import flat
+from normjax.reporting.html import flat
 from normjax.reporting.tables import number, span
 from normjax.reporting.wording import capital, listed
 

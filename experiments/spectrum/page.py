@@ -15,7 +15,7 @@ from experiments.spectrum import spectra as survey_spectra
 from experiments.spectrum.data import Point, Survey
 from normjax.reporting import html, palette, report
 from normjax.reporting.drawing import Figure
-from normjax.reporting.page import flat
+from normjax.reporting.html import flat
 from normjax.reporting.wording import listed
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")

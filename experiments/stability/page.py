@@ -24,7 +24,7 @@ from experiments.stability.data import (
 )
 from normjax.reporting import explanations, html, palette, report, tables
 from normjax.reporting.drawing import Figure
-from normjax.reporting.page import flat
+from normjax.reporting.html import flat
 from normjax.reporting.palette import Look
 from normjax.reporting.wording import counted, listed
 

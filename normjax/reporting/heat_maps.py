@@ -20,7 +20,7 @@ from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import VERMILLION
 from normjax.reporting.pictures import Row, by
 from normjax.reporting.results import DIVERGED, Results
-from normjax.reporting.signal_data import CHOSEN, SMALLEST_HEAD, Signals, grid, short_title, slug
+from normjax.reporting.signal_data import CHOSEN, SMALLEST_HEAD, Signals, short_title, slug, tidy
 from normjax.reporting.wording import capital
 
 COLOURS = "cividis"
@@ -37,15 +37,7 @@ def figures(results: Results, signals: Signals) -> list[Figure]:
 
 def _heat_map(results: Results, signals: Signals, name: str) -> Figure | None:
     definition = definitions.signal(name)
-    rows: dict[str, list[Row]] = {}
-    for variant in results.variants:
-        if (found := grid(signals, variant, name)) is not None:
-            rows[variant.label] = [
-                {"variant": variant.label, "step": int(step), "block": block,
-                 "sublayer": sublayer, "median": float(value), "not_finite": bool(lost)}
-                for step, values, bad in zip(found.steps, found.values, found.lost, strict=True)
-                for (block, sublayer), value, lost in zip(found.rows, values, bad, strict=True)
-            ]  # fmt: skip
+    rows = tidy(results, signals, name)
     every = [row for own in rows.values() for row in own]
     steady = {v.label for v in results.variants if not v.count(DIVERGED)}
     scale, extend = _scale(every, steady, definition.scale == "log")

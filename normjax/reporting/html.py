@@ -161,9 +161,11 @@ def figure_sections(pictures: Iterable[Picture]) -> list[Section]:
     return [Section(each.name, each.title, [each]) for each in pictures]
 
 
-def reading(*items: str, title: str = "How to read this page", **values: Any) -> Section:
-    """Return the section that says how to read the page: HTML items, see :func:`prose`."""
-    return Section("reading", title, [listing(prose(each, **values) for each in items)])
+def reading(
+    *items: str, title: str = "How to read this page", more: Sequence[Any] = (), **values: Any
+) -> Section:
+    """Return how to read the page: HTML items, see :func:`prose`, and more blocks below."""
+    return Section("reading", title, [listing(prose(each, **values) for each in items), *more])
 
 
 def record(

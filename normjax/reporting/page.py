@@ -27,7 +27,6 @@ from normjax.reporting.html import (
     definitions,
     details,
     figure_sections,
-    flat,
     muted,
     picture,
     pretty,
@@ -41,8 +40,6 @@ from normjax.reporting.results import Results, Run, Variant
 from normjax.reporting.signal_data import Signals
 from normjax.reporting.tables import Table, dotted, interval, number, stacked, tag, view
 from normjax.reporting.wording import DETAIL, MAIN, WARNING, Finding, runs_text
-
-__all__ = ["flat", "pretty", "render"]
 
 Looks = Mapping[str, Look]
 
@@ -71,27 +68,18 @@ def render(
     inside = [] if signals is None else signal_page.sections(results, signals, pictures, looks)
     predicted = prediction_words.section(judged, results, looks, pictures.pop("prediction", None))
     decoder = _decoder(results, looks, pictures.pop("decoder", None))
-    definitions_of_signals = signal_page.definitions_and_bands() if inside else []
-    how = _reading(results)
-    plan = results.plan
-    expected = plan.get("hypothesis")
+    more = signal_page.definitions_and_bands() if inside else []
+    plan, expected = results.plan, results.plan.get("hypothesis")
     return Page(
-        str(plan.get("title") or "Report"),
-        str(plan.get("question") or ""),
+        str(plan.get("title") or "Report"), str(plan.get("question") or ""),
         lead=[muted("Expected beforehand: {}", expected)] if expected else [],
         warnings=texts[WARNING], answer=texts[MAIN], details=texts[DETAIL],
         sections=[
             _ranking(results, looks), *predicted, *figure_sections(pictures.values()), *inside,
             decoder,
         ],
-        reading=Section(how.id, how.title, [*how.blocks, *definitions_of_signals]),
-        record=_record(results, looks),
+        reading=_reading(results, more), record=_record(results, looks),
     ).render()  # fmt: skip
-
-
-def colour(looks: Looks, series: str) -> str:
-    """Return the colour of a series as CSS has it."""
-    return palette.variable(looks[series].colour)
 
 
 # --- the ranking ----------------------------------------------------------------------------------
@@ -105,15 +93,18 @@ def _ranking(results: Results, looks: Looks) -> Section:
     base, x = results.baseline, results.x
 
     def name(v: Variant) -> Markup:
-        label = v.label if x is None else v.label.replace(f", {x['name']} {v.cell.x:g}", "", 1)
+        label = v.label
+        if x is not None and v.cell.x is not None:  # the heading of its rows says that
+            label = label.replace(f", {x['name']} {v.cell.x:g}", "", 1)
         title = v.cell.title if v.cell.title != label and not x else ""
-        return stacked(dotted(colour(looks, v.cell.series), label), title)
+        return stacked(dotted(looks[v.cell.series].colour, label), title)
 
     def difference(v: Variant) -> Any:
         return "baseline" if v.cell.series == base else interval(v.difference, signed=True)
 
     def plot(v: Variant) -> Markup:
-        return _interval_plot(v, gaps[v.label], window, colour(looks, v.cell.series))
+        paint = palette.variable(looks[v.cell.series].colour)
+        return _interval_plot(v, gaps[v.label], window, paint)
 
     def perplexity(v: Variant) -> Any:
         if v.loss.mean is None:
@@ -191,7 +182,7 @@ def _decoder(results: Results, looks: Looks, diagram: Any) -> Section:
 
     def name(s: str) -> Markup:
         title = "" if results.x or cells[s][0].title == s else cells[s][0].title
-        return stacked(dotted(colour(looks, s), s), title)
+        return stacked(dotted(looks[s].colour, s), title)
 
     def words(s: str) -> Markup:
         changed = explanations.change_text(changes[s])
@@ -234,7 +225,7 @@ def _decoder(results: Results, looks: Looks, diagram: Any) -> Section:
     )  # fmt: skip
 
 
-def _reading(results: Results) -> Section:
+def _reading(results: Results, more: Sequence[Any]) -> Section:
     return reading(
         "<b>Loss</b> is the mean of −ln p over the {unit}s of the evaluation text, where p is the"
         " probability that the model gave to the {unit} that came. Its unit is the nat; divided by"
@@ -258,7 +249,7 @@ def _reading(results: Results) -> Section:
         "<b>What varies.</b> Seeds vary the initial parameters and the order of the text. The"
         " interval says nothing about other texts, sizes, rates or longer training.",
         unit=results.unit, base=results.baseline, references=wording.references(results),
-        t3=statistics.t_factor(3), t5=statistics.t_factor(5),
+        t3=statistics.t_factor(3), t5=statistics.t_factor(5), more=more,
     )  # fmt: skip
 
 
@@ -282,20 +273,14 @@ def _facts(results: Results) -> Iterator[tuple[str, Any]]:
     yield "Corpus", f"{corpus.get('name') or '–'}: {corpus.get('description') or ''}"
     yield "Corpus fingerprint", tag("code", corpus.get("fingerprint") or "–")
     size = f"vocabulary of {corpus.get('vocabulary_size') or '–'}"
+    text = "–"
     if "train_tokens" in corpus:
         held = corpus.get("validation_tokens") or 0
-        yield (
-            "Text",
-            (f"{corpus['train_tokens']:,} {unit}s for training, {held:,} held out, {size}"),
-        )
+        text = f"{corpus['train_tokens']:,} {unit}s for training, {held:,} held out, {size}"
     elif plan.get("task"):
-        scored = 100 * plan["task"]["scored_fraction"]
-        yield (
-            "Text",
-            (f"fresh sequences in every step, {size}; {scored:.0f} % of the positions are scored"),
-        )
-    else:
-        yield "Text", "–"
+        scored = f"{100 * plan['task']['scored_fraction']:.0f} % of the positions are scored"
+        text = f"fresh sequences in every step, {size}; {scored}"
+    yield "Text", text
     windows = f"{unit}s in {evaluation.get('windows') or 0:,} windows."
     counted = f" {evaluation['tokens']:,} {windows}" if "tokens" in evaluation else ""
     yield "Evaluation set", f"{evaluation.get('description') or ''}{counted}"
@@ -324,8 +309,7 @@ def _machine(results: Results) -> Iterator[tuple[str, Markup]]:
     for name in (*_MACHINE, *extra):
         values = [pretty(env[name]) for env in known if name in env]
         if name == "started" and values:
-            ends = dict.fromkeys((min(values), max(values)))
-            values = [" to ".join(ends)]
+            values = [" to ".join(dict.fromkeys((min(values), max(values))))]
         counts = Counter(values)
         said = (f"{v} ({n} runs)" if len(counts) > 1 else v for v, n in counts.items())
         if counts:
@@ -343,7 +327,7 @@ def _runs(results: Results, looks: Looks) -> Table:
         return max([int(e.get("update/skipped") or 0) for e in run.evaluations], default=0)
 
     def name(run: Run) -> Markup:
-        return dotted(colour(looks, cells[run.cell].series), run.cell)
+        return dotted(looks[cells[run.cell].series].colour, run.cell)
 
     def seconds(run: Run) -> str | None:
         return f"{run.time['train_s']:.1f}" if "train_s" in run.time else None

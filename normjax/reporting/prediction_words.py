@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from normjax.predictions import record
 from normjax.predictions.prediction import LOSSES, SERIES, Prediction
-from normjax.reporting import palette
 from normjax.reporting.html import Section, listing, muted
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Item, Judged, LossScore, Pairs, Score
@@ -37,13 +36,9 @@ class Placed(NamedTuple):
 
 def placed(score: Score, looks: Mapping[str, Look]) -> list[Placed]:
     """Return every item with its places; ``looks`` may be empty."""
-    colours = {name: palette.variable(look.colour) for name, look in looks.items()}
-    return [
-        Placed(item, predicted, measured, colours.get(item.series, ""))
-        for item, predicted, measured in zip(
-            score.items, score.predicted, score.measured, strict=True
-        )
-    ]
+    colours = {name: look.colour for name, look in looks.items()}
+    places = zip(score.items, score.predicted, score.measured, strict=True)
+    return [Placed(i, there, came, colours.get(i.series, "")) for i, there, came in places]
 
 
 def table(prediction: Prediction, score: Score) -> Table:

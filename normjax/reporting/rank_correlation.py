@@ -169,5 +169,5 @@ def _permutation(
         told = zip(first, second, other, strict=True)
         scores = sum(own[orders[:, i], orders[:, j]] * sign for i, j, sign in told)
         seen = _agreement(predicted, measured)
-    count = int((scores >= seen).sum())
+    count = int(np.count_nonzero(scores >= seen))
     return (count / len(orders), True) if exact else ((count + 1) / (len(orders) + 1), False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -17,7 +17,7 @@ from normjax.diagnostics.evidence import Evidence, Series
 from normjax.diagnostics.postmortem import Autopsy
 from normjax.diagnostics.self_test import SelfTest
 from normjax.diagnostics.verdict import Verdict
-from normjax.reporting import palette, tables
+from normjax.reporting import tables
 from normjax.reporting.palette import Look
 from normjax.reporting.results import Results, Run, Variant
 from normjax.reporting.tables import Column, Table, dotted, stacked, tag
@@ -148,7 +148,7 @@ class Judged(NamedTuple):
 def judged(results: Results, signals: Signals, looks: Mapping[str, Look]) -> list[Judged]:
     """Return all runs with their verdicts; ``looks`` may be empty."""
     series = {cell.name: cell.series for cell in results.cells}
-    colours = {name: palette.variable(look.colour) for name, look in looks.items()}
+    colours = {name: look.colour for name, look in looks.items()}
     named = [(run, series[run.cell]) for run in results.runs]
     return [Judged(r, n, signals.verdicts.get(r.id), colours.get(n, "")) for r, n in named]
 
@@ -225,6 +225,20 @@ def grid(signals: Signals, variant: Variant, name: str) -> Grid | None:
         stacked[i, at] = np.where(np.isfinite(values), values, np.nan)
         lost[at] |= ~np.isfinite(values)
     return Grid(steps, _median(stacked), lost, tuple(rows))
+
+
+def tidy(results: Results, signals: Signals, name: str) -> dict[str, list[dict[str, Any]]]:
+    """Return a signal's medians by variant, a row for each step and place, input first."""
+    found = {v.label: grid(signals, v, name) for v in results.variants}
+    return {
+        label: [
+            {"variant": label, "step": int(step), "block": block, "sublayer": sublayer,
+             "median": float(value), "not_finite": bool(lost)}
+            for step, values, bad in zip(each.steps, each.values, each.lost, strict=True)
+            for (block, sublayer), value, lost in zip(each.rows, values, bad, strict=True)
+        ]
+        for label, each in found.items() if each is not None
+    }  # fmt: skip
 
 
 def _median(stacked: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
 from normjax.reporting.pictures import Axis, Panel, Row
 from normjax.reporting.results import DIVERGED, Results
-from normjax.reporting.signal_data import Signals, grid, short_title
+from normjax.reporting.signal_data import Signals, short_title, tidy
 
 _COLUMNS, _AUTOPSIES = 4, 6
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
@@ -77,11 +77,12 @@ def _profile(
 def _profile_rows(results: Results, signals: Signals, name: str, index: int) -> list[Row]:
     log = definitions.signal(name).scale == "log"
     return [
-        {"variant": variant.label, "signal": name, "step": int(each.steps[index]),
-         "block": block + (0.5 if sublayer == "mlp" else 0.0), "median": float(value)}
-        for variant in results.variants if (each := grid(signals, variant, name)) is not None
-        for (block, sublayer), value in zip(each.rows, each.values[index], strict=True)
-        if math.isfinite(value) and (value > 0 or not log)
+        {"variant": row["variant"], "signal": name, "step": row["step"],
+         "block": row["block"] + (0.5 if row["sublayer"] == "mlp" else 0.0),
+         "median": row["median"]}
+        for rows in tidy(results, signals, name).values() for row in rows
+        if row["step"] == rows[index]["step"]
+        and math.isfinite(row["median"]) and (row["median"] > 0 or not log)
     ]  # fmt: skip
 
 

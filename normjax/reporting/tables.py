@@ -13,6 +13,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from normjax.reporting import palette
 from normjax.reporting.statistics import Estimate
 
 
@@ -123,10 +124,9 @@ def tag(name: str, *content: Any, cls: str = "", **attributes: Any) -> Markup:
     Markup('<td class="n">&lt;b&gt;</td>')
     """
     given = {"class": cls, **attributes}
-    written = Markup("").join(Markup(' {}="{}"').format(k, v) for k, v in given.items() if v)
-    return Markup("<{}{}>{}</{}>").format(
-        Markup(name), written, Markup("").join(content), Markup(name)
-    )
+    written = (Markup(' {}="{}"').format(k, v) for k, v in given.items() if v not in ("", None))
+    inside = Markup("").join(escape(each) for each in content)
+    return Markup("<{0}{1}>{2}</{0}>").format(name, Markup("").join(written), inside)
 
 
 def scroll(content: Markup) -> Markup:
@@ -140,8 +140,9 @@ def stacked(main: Any, *notes: Any) -> Markup:
 
 
 def dotted(colour: str, name: str) -> Markup:
-    """Return a name behind a dot of a colour that CSS understands."""
-    return Markup('<span class="dot" style="background: {}"></span>{}').format(colour, name)
+    """Return a name behind a dot of a colour of the palette."""
+    dot = '<span class="dot" style="background: {}"></span>{}'
+    return Markup(dot).format(palette.variable(colour), name)
 
 
 def facts(rows: Iterable[tuple[Any, Any]]) -> Markup:

@@ -37,7 +37,7 @@ def no_baseline(results: Results) -> str:
 
 
 def subject(results: Results, variant: Variant) -> str:
-    """Return a variant as a noun phrase, such as ``removing attention (no-attention)``."""
+    """Return a variant as a noun phrase, such as ``removing attention (its name)``."""
     name = variant.cell.series
     phrase = explanations.action(explanations.effective(results, variant.cell), variant.cell.rows)
     return f"{phrase} ({name})" if phrase else f"the variant {name}"
