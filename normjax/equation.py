@@ -56,9 +56,9 @@ class Learned:
 class Sublayer:
     """What one sub-layer puts into the equation.
 
-    A slot holds None (no norm), ``MODEL_NORM``, ``SHARED_NORM`` (the skip norm only) or a row of the table of
-    norms; a factor a number, :class:`Learned`, or weights that mix streams (mixing.py). Each may be
-    a schedule ``(l, L) -> value`` instead, so that blocks differ.
+    A slot holds None (no norm), ``MODEL_NORM``, ``SHARED_NORM`` (the skip norm only) or a row of
+    the table of norms; a factor a number, :class:`Learned`, or weights that mix streams
+    (mixing.py). Each may be a schedule ``(l, L) -> value`` instead, so that blocks differ.
 
     Attributes:
       pre_norm, branch_norm, skip_norm, post_norm: N, Q, S and P.

@@ -41,8 +41,9 @@ class Plugin:
     module: ModuleType = dataclasses.field(compare=False, repr=False)
 
 
-_LOADED: dict[tuple[str, str], Plugin] = {}
-_COUNTED: set[tuple[str, str]] = set()
+_LOADED: dict[str, Plugin] = {}
+"""By SHA-256."""
+_COUNTED: set[str] = set()
 
 
 def load(path: str | os.PathLike[str], argument: str = "--plugins", counts: bool = True) -> Plugin:
@@ -67,14 +68,15 @@ def load(path: str | os.PathLike[str], argument: str = "--plugins", counts: bool
         raise UserError(
             f"{argument}={text}: cannot be read ({error.strerror}); name a Python file"
         ) from None
-    key = (name, hashlib.sha256(content).hexdigest())
+    key = hashlib.sha256(content).hexdigest()
     if key not in _LOADED:
         before, rows = set(sys.modules), registry.added()
         if str(file.parent) not in sys.path:
             sys.path.append(str(file.parent))  # last: it shadows nothing
         with _in_one_line(f"{argument}={text}", file):
-            module = _executed(file, text if _is_dotted(text) else f"normjax_plugin_{key[1][:16]}")
-        _LOADED[key] = Plugin(file, name, key[1], module)
+            own = text if _is_dotted(text) else f"normjax_plugin_{key[:16]}"
+            module = _executed(file, content, own)
+        _LOADED[key] = Plugin(file, name, key, module)
         beside = [key, *_beside(file, set(sys.modules) - before)]
         if counts or registry.added() > rows:
             _COUNTED.update(beside)
@@ -85,7 +87,8 @@ def load(path: str | os.PathLike[str], argument: str = "--plugins", counts: bool
 
 def loaded() -> tuple[Plugin, ...]:
     """Return what is part of the runs from here on, sorted by name."""
-    return tuple(_LOADED[key] for key in sorted(_COUNTED))
+    found = (_LOADED[key] for key in _COUNTED)
+    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.sha256)))
 
 
 def record() -> list[dict[str, str]]:
@@ -149,32 +152,38 @@ def _found(text: str, argument: str) -> tuple[Path, str]:
     return file, file.stem
 
 
-def _executed(file: Path, name: str) -> ModuleType:
-    """Return the module of a file; of a failed one nothing stays, in no table either."""
-    rows = registry.added()
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # the file ends in .py
+def _executed(file: Path, content: bytes, name: str) -> ModuleType:
+    """Return the module of a file; of a failed one nothing stays, in no table either.
+
+    What is executed is the content that was hashed, not a compiled file that may be older.
+    """
     if name in sys.modules:
         return sys.modules[name]  # imported before by its dotted name
+    rows = registry.added()
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None  # the file ends in .py
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(content, str(file), "exec"), module.__dict__)
     except BaseException:
-        sys.modules.pop(name, None)
+        del sys.modules[name]
         registry.take_back(rows)
         raise
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
     return module
 
 
-def _beside(file: Path, names: set[str]) -> list[tuple[str, str]]:
+def _beside(file: Path, names: set[str]) -> list[str]:
     """Remember the modules below a file's folder that came with it; return their keys."""
     keys = []
     for name in sorted(names):
         module = sys.modules[name]
         path = Path(getattr(module, "__file__", None) or os.devnull)
         if path.suffix == ".py" and path != file and path.is_relative_to(file.parent):
-            key = (name, hashlib.sha256(path.read_bytes()).hexdigest())
-            _LOADED.setdefault(key, Plugin(path, name, key[1], module))
+            key = hashlib.sha256(path.read_bytes()).hexdigest()
+            _LOADED.setdefault(key, Plugin(path, name, key, module))
             keys.append(key)
     return keys
 

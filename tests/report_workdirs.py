@@ -88,7 +88,7 @@ def planned(cell_name: str, seed: int, rate: float = 0.003, steps: int = 600) ->
 def plan(cells: list[dict], runs: list[dict], **more: Any) -> dict[str, Any]:
     """A whole grid.json."""
     return {
-        "format": 1, "experiment": "ablation", "preset": "default",
+        "format": runlog.FORMAT, "experiment": "ablation", "preset": "default",
         "command": "python launch.py --experiment=ablation --workdir=out",
         "title": "What each part of a decoder is worth",
         "question": "How much does the validation loss rise when a part is taken away?",
@@ -167,7 +167,7 @@ def train(
             "isa": "avx2", "hostname": "laptop", "started": "2026-01-02T03:04:05",
         },
     )  # fmt: skip
-    runlog.write_json(folder / "config.json", {"format": 1, "id": run["id"], **CONFIG})
+    runlog.write_json(folder / "config.json", {"format": runlog.FORMAT, "id": run["id"], **CONFIG})
 
 
 def ablation(workdir: Path, seeds: int = 3, rates: tuple[float, ...] = (0.003,)) -> Path:

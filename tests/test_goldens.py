@@ -25,6 +25,8 @@ def stored():
 def test_values_are_those_recorded(stored, section):
     path, record = stored
     exact = (record["jax"], record["processor"]) == (jax.__version__, processor.vector_isa())
+    if not exact and section in goldens.ONLY_EXACT:
+        pytest.skip("decided by rounding: compared on the recorded processor and version only")
     assert section in record["sections"], f"run `{goldens.COMMAND} {section}`"
     computed = json.loads(json.dumps(goldens.SECTIONS[section]()))
     found = goldens.differences(record["sections"][section], computed, exact)

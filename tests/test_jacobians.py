@@ -258,7 +258,7 @@ def test_verify_refuses_what_it_cannot_judge():
         (("rmsnorm_plain", [1.0, 2.0], {"gain": 1.0}), "has no parameters"),
         (("rmsnorm", [1.0, 2.0], {}, -1.0), "eps=-1.0: must be finite and at least 0"),
         (("rmsnorm", [1e-320, 0.0], {}, 0.0), "out of the range of float64"),
-        ((Norm(dyt, "g", False, "tanh"), [1.0]), "norm=tanh: has no closed form"),
+        ((Norm("tanh", dyt), [1.0]), "norm=tanh: has no closed form"),
     ],
 )
 def test_bad_input_is_named(arguments, message):

@@ -10,15 +10,12 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
-import setuptools
 
 import normjax
 from experiments import cli
 
 ROOT = Path(__file__).parent.parent
-NEEDED = int(setuptools.__version__.partition(".")[0]) >= 77
-
-pytestmark = pytest.mark.skipif(not NEEDED, reason="pyproject.toml asks for setuptools 77")
+pytest.importorskip("setuptools", minversion="77")  # as pyproject.toml asks for
 
 
 def build(what, source, target):

@@ -242,7 +242,7 @@ OTHER = read("author: me\nno-mlp\nfull\nno-attention")
 def settle(workdir, prediction=MINE, grid="G"):
     """Store, and write grid.json as the runner does."""
     kept = record.settle(workdir, "--predict=x", prediction, grid)
-    plan = {"format": 1, "identity": grid, **({"prediction": kept} if kept else {})}
+    plan = {"format": runlog.FORMAT, "identity": grid, **({"prediction": kept} if kept else {})}
     runlog.write_json(workdir / "grid.json", plan)
     return record.read_stored(workdir, plan)
 

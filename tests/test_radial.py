@@ -253,14 +253,17 @@ def test_bad_input_is_named():
         (lambda: radial_gains(eye, h[0], h), r"after of shape \(4, 8\): must be that of h"),
         (lambda: radial_gains(eye * np.nan, h[0], h[0]), "jacobian.*=nan: must be finite"),
         (lambda: radial_gains([[1.0]], [1.0], [1.0]), "with d at least 2"),
-        (lambda: prenorm_identity(parts, 1, "mlp", h), "placement=post: must read through a norm"),
-        (lambda: dual_identities(parts, [1, 2]), "placement=post: must read through a norm"),
+        (
+            lambda: prenorm_identity(parts, 1, "mlp", h),
+            "placement=post-norm: must read through a norm",
+        ),
+        (lambda: dual_identities(parts, [1, 2]), "placement=post-norm: must read through a norm"),
         (lambda: dual_identities(parts, [1]), r"tokens of shape \(1,\)"),
         (
             lambda: postnorm_identity(make(), 1, "mlp", h),
-            "placement=pre: has no norm on the stream",
+            "placement=pre-norm: has no norm on one stream",
         ),
-        (lambda: prenorm_identity(make(norm="identity"), 1, "mlp", h), "has no direction at h"),
+        (lambda: prenorm_identity(make(norm="identity"), 1, "mlp", h), "must read through a norm"),
         (lambda: prenorm_identity(make(), 1, "mlp", h[0]), "must be one sequence"),
     ]
     for call, message in checks:

@@ -326,7 +326,7 @@ def test_headline_is_ranked_plain_text(troubled):
     assert max(map(len, text.splitlines())) <= 110
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 2}', '{"format": 1, "cells": 3}'])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 1}', '{"format": 2, "cells": 3}'])
 def test_unusable_plan_is_one_clear_line(tmp_path, content):
     if content is not None:
         (tmp_path / "grid.json").write_text(content)

@@ -175,11 +175,12 @@ def _draw(
         sketch.box("positions", "+ learned positions", PANEL)
     sketch.arrow(0.14, head=False)
     top = sketch.y
+    norm = str(lookup(own, "norm.shown.title", "") or model.get("norm", "norm"))
     for number, part in _NUMBERED:
         sketch.arrow(0.12, head=False)
         kinds = [_slots(rows, part) for rows in others]
         row = (branch_rows(own, part) or [_PLAIN])[0]
-        fold(row, "h", _Drawing(sketch, number, part, model, row, kinds))
+        fold(row, "h", _Drawing(sketch, number, part, model, row, kinds, norm))
     sketch.arrow(0.1, head=False)
     _frame(sketch, top, depth)
     final = bool(own.get("has_final_norm"))
@@ -207,17 +208,20 @@ def _slots(rows: Rows, branch: str) -> set[str]:
 class _Drawing:
     """The algebra of the picture for ``equation.fold``: what it meets is drawn, downwards."""
 
-    def __init__(self, sketch: _Sketch, number: int, part: str, model: Any, row: Any, others: list):
+    def __init__(
+        self, sketch: _Sketch, number: int, part: str, model: Any, row: Any, others: list,
+        norm_title: str,
+    ):  # fmt: skip
         self.sketch, self.number, self.part, self.model = sketch, number, part, model
         self.others, self.start, self.skip = others, sketch.y, ""
-        self.row = row
+        self.row, self.model_norm = row, norm_title
 
     def norm(self, slot: str, norm: Any, x: str) -> str:
         if slot == "skip_norm":  # on the residual path, which is drawn with the addition
             self.skip = "normalized " if norm is not None else ""
         elif norm is not None or any(slot in kinds for kinds in self.others):
             shown = lookup(norm, "shown.title") if isinstance(norm, Mapping) else None
-            name = str(shown or self.model.get("norm", "norm"))
+            name = str(shown or self.model_norm)
             self.sketch.box(f"{slot}{self.number}", name, ghost=norm is None)
         return x
 

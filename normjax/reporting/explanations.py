@@ -114,7 +114,8 @@ def action(changes: Mapping[str, Any], rows: Rows) -> str | None:
     phrases = []
     for path, value in changes.items():
         _, _, field = path.rpartition(".")
-        own = lookup(rows, f"{field}.shown.action") if field in _ROWS else None
+        shown = lookup(rows, f"{field}.shown", {}) if field in _ROWS else {}
+        own = shown.get("action") or (f"using {shown['title']}" if shown.get("title") else None)
         phrases.append(own or _ACTIONS.get((path, _hashable(value))))
     if not phrases or None in phrases:
         return None

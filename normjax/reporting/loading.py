@@ -58,10 +58,10 @@ def _plan(workdir: Path) -> dict[str, Any]:
             f"workdir={workdir}: holds no grid.json, so there is nothing to report; "
             "pass the workdir of an experiment that was started"
         )
-    if plan.get("format") != 1:
+    if plan.get("format") != runlog.FORMAT:
         raise UserError(
             f"workdir={workdir}: grid.json has format {plan.get('format')!r}, this version reads "
-            "format 1; make the report with the version that ran the experiment"
+            f"format {runlog.FORMAT}; make the report with the version that ran the experiment"
         )
     return plan
 

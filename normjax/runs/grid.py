@@ -21,10 +21,11 @@ from normjax.decoder_config import MAX_DEPTH, DecoderConfig
 from normjax.diagnostics import bands
 from normjax.diagnostics.bands import VerdictConfig
 from normjax.errors import UserError, suggest
+from normjax.runs import runlog
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
 
-FORMAT = 2
+FORMAT = runlog.FORMAT
 MAX_SEED = 2**31 - 1
 MAX_SEEDS = 10_000
 # How a run is computed, not what it computes: not part of its name.

@@ -13,6 +13,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+FORMAT = 2
+"""Of grid.json and of run folders; another one is refused."""
+
 
 def strict(value: Any) -> Any:
     """Return a value as :func:`write_json` writes it: NaN and infinity as None, tuples as lists."""
