@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import html.parser
 import io
 import os
 import subprocess
@@ -39,6 +38,7 @@ from normjax.jacobians.blocks import Parts
 from normjax.placements import PLACEMENTS
 from normjax.reporting import drawing, palette, tables
 from normjax.runs.experiment import Options
+from tests.pages import Page
 
 ROOT = Path(__file__).parents[1]
 EPS = float(np.finfo(np.float64).eps)
@@ -405,29 +405,12 @@ def test_another_seed_moves_the_random_points(figures):
     assert page.draw("onto_the_sphere", 1).rows != figures["onto_the_sphere"].rows
 
 
-class _Page(html.parser.HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.ids, self.links, self.scripts = [], [], 0
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if tag == "a" else []
-        self.scripts += tag == "script"
-
-
 def test_the_page_links_what_exists_and_shows_figures_in_order(tmp_path):
     written = page.write(tmp_path, ["shadow", "magnitude_and_direction"], 0)
     text = written.read_text(encoding="utf-8")
-    seen = _Page(text)
-    assert len(seen.ids) == len(set(seen.ids)) and not seen.scripts
-    for link in seen.links:
-        if link.startswith("#"):
-            assert link[1:] in seen.ids
-        else:
-            assert (tmp_path / link).stat().st_size > 0
+    seen = Page(text)
+    assert len(seen.ids) == len(set(seen.ids)) and "script" not in seen.tags
+    assert not seen.dead_links(tmp_path)
     assert text.index('id="magnitude_and_direction"') < text.index('id="shadow"')
     for name in ("shadow", "magnitude_and_direction"):
         assert page.ILLUSTRATIONS[name].lead.split(".")[0] in text

@@ -146,13 +146,13 @@ def test_answers_say_what_the_numbers_say(planted):
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stability")
-    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     config = small(folder)
     outcome = experiment.run(config, "smoke", Options(folder / "work", "the command", live=False))
     return folder, outcome
 
 
 def small(folder, **changes):
+    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     return configs.replace(experiment.get_config("smoke"), {
         "data.corpus": str(folder / "text.txt"), "data.cache_dir": str(folder / "cache"),
         "grid.learning_rates": (1e-3, 1e-2), "stability.warmups": (1,),

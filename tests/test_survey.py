@@ -125,13 +125,13 @@ def test_a_decoder_without_a_law_says_why():
 def workdir(tmp_path_factory):
     """A whole survey through the experiment: two placements trained two steps, depth 1 and 2."""
     folder = tmp_path_factory.mktemp("survey")
-    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     config = small(folder)
     outcome = experiment.run(config, "quick", Options(folder / "work", "the command", live=False))
     return folder, config, outcome
 
 
 def small(folder, **changes):
+    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     return configs.replace(experiment.get_config("quick"), {
         "model.width": 8, "model.depth": 2, "train.steps": 2, "train.checkpoint_every": 1,
         "train.warmup_steps": 1, "train.batch_size": 2, "train.evaluation_windows": 2,
@@ -256,14 +256,12 @@ def test_a_fault_of_the_instrument_is_reported(workdir):
     ],
 )
 def test_mistakes_get_one_line(tmp_path, changes, words):
-    (tmp_path / "text.txt").write_text("to be or not to be " * 60)
     with pytest.raises(UserError, match=words):
         experiment.run(small(tmp_path, **changes), "quick", Options(tmp_path / "w", "c"))
     assert not (tmp_path / "w").exists()
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("to be or not to be " * 60)
     assert (
         experiment.run(small(tmp_path), "quick", Options(tmp_path / "w", "c", dry_run=True)) is None
     )
