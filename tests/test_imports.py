@@ -53,7 +53,7 @@ WITHOUT_JAX = (
     "normjax.errors",
     "normjax.predictions",
     *(f"experiments.{name}" for name in (
-        "mechanisms.data", "mechanisms.figures", "mechanisms.page", "mechanisms.verdicts",
+        *(f"mechanisms.{part}" for part in ("answers", "data", "figures", "page", "verdicts")),
         "stability.data", "stability.figures", "stability.page",
         "spectrum.data", "spectrum.figures", "spectrum.page",
     )),

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.mechanisms import answers, experiment
 from experiments.mechanisms import data as mechanisms_data
-from experiments.mechanisms import experiment
 from experiments.mechanisms import page as mechanisms_page
 from experiments.mechanisms.verdicts import (
     AT_FLOOR,
@@ -232,7 +232,7 @@ def test_a_failure_at_the_optimum_of_less_information_is_named(tmp_path):
     unordered, full, guess = (task.optimum(k) for k in ("unordered", "full", "nothing"))
     assert unordered is not None and full is not None and guess is not None
     over = {"no-positions": unordered - full + 0.002, "no-norm": guess - full + 0.001, "full": 0.2}
-    said = mechanisms_page.separated(
+    said = answers.separated(
         mechanisms_data.read_mechanisms(made.workdir(tmp_path, {"copy": over}))
     )
     items = {text.split(" on ")[0]: text for texts in said.values() for text in texts}
@@ -244,7 +244,7 @@ def test_a_failure_at_the_optimum_of_less_information_is_named(tmp_path):
 def test_what_the_full_decoder_did_not_get_to_decides_nothing(tmp_path):
     over = {"copy": {"full": 0.001, "no-attention": 0.001},
             "recall": {"full": 0.3, "no-attention": 0.001}}  # fmt: skip
-    said = mechanisms_page.answer(mechanisms_data.read_mechanisms(made.workdir(tmp_path, over)))
+    said = answers.answer(mechanisms_data.read_mechanisms(made.workdir(tmp_path, over)))
     assert said[0].startswith("What can be computed is decided by attention (copy): without it")
 
 
@@ -273,7 +273,7 @@ def test_two_evaluations_that_disagree_are_reported(tmp_path):
     sampled = runlog.read_json(path)
     next(iter(sampled["runs"].values()))["loss"] += 0.01
     runlog.write_json(path, sampled)
-    alarms = mechanisms_page.alarms(mechanisms_data.read_mechanisms(tmp_path))
+    alarms = answers.alarms(mechanisms_data.read_mechanisms(tmp_path))
     assert len(alarms) == 1 and "+0.01000 nats off" in alarms[0]
 
 
@@ -281,7 +281,7 @@ def test_missing_runs_and_tasks_are_said(tmp_path):
     made.workdir(tmp_path, {"copy": {"full": 0.001}}, planned_only=("parity",))
     run = sorted((tmp_path / "copy" / "runs").iterdir())[0]
     (run / "status.json").unlink()
-    said = mechanisms_page.warnings(mechanisms_data.read_mechanisms(tmp_path))
+    said = answers.warnings(mechanisms_data.read_mechanisms(tmp_path))
     assert said[0] == "Not begun yet: parity."
     assert "not counted: 1 of full" in said[1]
     mechanisms_page.write(tmp_path)

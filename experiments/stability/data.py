@@ -118,7 +118,7 @@ class Stability:
         """Return the depths or warm-ups of the grid, ascending."""
         return sorted({getattr(t.place, name) for t in self.trials})
 
-    @property
+    @cached_property
     def rates(self) -> list[float]:
         """Learning rates, ascending."""
         return sorted({t.rate for t in self.trials})
@@ -134,10 +134,16 @@ class Stability:
         own = {k.split(",")[0]: v for k, v in explanations.colours(self.results).items()}
         return palette.looks(self.series, self.series[0], own)
 
+    @cached_property
+    def _runs(self) -> dict[tuple[Place, float], list[Trial]]:
+        groups: dict[tuple[Place, float], list[Trial]] = {}
+        for trial in self.trials:
+            groups.setdefault((trial.place, trial.rate), []).append(trial)
+        return groups
+
     def cell(self, place: Place, rate: float) -> Cell:
         """Return the runs of one place and rate."""
-        own = tuple(t for t in self.trials if t.place == place and t.rate == rate)
-        return Cell(place, rate, own)
+        return Cell(place, rate, tuple(self._runs.get((place, rate), ())))
 
     def cells(self, *places: Place) -> list[Cell]:
         """Return the cells of places that have runs, by learning rate."""
