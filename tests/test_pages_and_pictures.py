@@ -116,3 +116,38 @@ def test_intervals_are_students_and_say_where_they_leave(styled):
         [Panel(stated)], LOOKS, Axis("", "y"), spans=[Span("mean", "low", "high", hollow=True)]
     ).axes  # fmt: skip
     assert (0.0, 1.0) in {tuple(line.get_xdata()) for line in axes.lines}
+
+
+def test_lines_have_bands_and_closed_forms_where_rows_have_them(styled):
+    rows = [
+        {"name": "a", "part": 1, "x": 1, "y": 2.0, "low": 1.0, "high": 3.0, "law": 2.1},
+        {"name": "a", "part": 1, "x": 2, "y": None, "low": None, "high": None, "law": 4.1},
+        {"name": "a", "part": 1, "x": 3, "y": 6.0, "low": None, "high": None, "law": None},
+    ]
+    best = ("best", Look("#000000", "", "-"))
+    panel = Panel(rows, "one", Axis("x", limits=(0, 4)), Axis("y", marks=[(5.0, *best)]))
+    for joined in (True, False):
+        (axes, other) = pictures.lines(
+            [panel, Panel([])], LOOKS, Axis("x", "x"), Axis("y", "y"), columns=2, height=3,
+            series=lambda row: row["name"], band=("low", "high"), theory="law", joined=joined,
+        ).axes  # fmt: skip
+        drawn = {tuple(line.get_ydata()): line for line in axes.lines}
+        assert drawn[2.0, 6.0].get_linestyle() == ("-" if joined else "None")
+        assert (drawn[2.1, 4.1].get_linestyle() == "-") is not joined
+        assert drawn[5.0, 5.0].get_color() == "#000000"
+        (band,) = axes.collections
+        assert set(band.get_paths()[0].vertices[:, 1]) == {1.0, 3.0}
+        assert axes.get_xlim() == (0, 4) and other.get_xlim() != (0, 4)
+
+
+def test_marks_of_intervals_have_shapes_of_their_own(styled):
+    rows = [{"k": 1, "mean": 0.5, "low": 0.0, "high": 1.0, "other": 0.2},
+            {"k": 2, "mean": 0.4, "low": 0.0, "high": 1.0, "other": None}]  # fmt: skip
+    canvas = pictures.intervals(
+        [Panel(rows)], {"part 1": LOOKS["a"], "part 2": LOOKS["a"]}, Axis("", "y"),
+        series=lambda row: f"part {row['k']}", letters=5,
+        spans=[Span("mean", "low", "high"), Span("other", "", "", hollow=True, marker="D")],
+    )  # fmt: skip
+    (axes,) = canvas.axes
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["part…"] * 2
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"] == [0.2]
