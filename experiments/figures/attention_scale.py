@@ -48,12 +48,13 @@ def attention_logits(changes: dict[str, Any], seed: int, scales: Any) -> Floats:
     model = Decoder(config, vocabulary=KEYS, window=KEYS)
     parts = Parts(model, model.init(jax.random.key(seed)))
     stream = np.random.default_rng(seed).normal(size=(KEYS, config.width))
-    sublayer, variables = SubLayer(parts.config, "attention"), parts.layer(1)[0]["attention"]
+    params, factors = (each["attention"] for each in parts.layer(1))
+    sublayer = SubLayer(parts.config, "attention")
 
     @jax.jit
     def record(h: Any) -> Any:
         return sublayer.apply(
-            {"params": variables}, h, 1.0, 1.0, 1.0, capture_intermediates=True,
+            {"params": params}, h, factors, {}, capture_intermediates=True,
             mutable=["intermediates"],
         )[1]  # fmt: skip
 
