@@ -14,15 +14,12 @@ from absl import flags
 
 from experiments import cli
 from experiments.claims import (
-    all_claims,
     attention_claims,
     block_claims,
     depth_claims,
     experiment,
-    listing,
     norm_claims,
     page,
-    pictures,
     setting,
     taylor,
     vectors,
@@ -39,7 +36,7 @@ IDS = [f"A{n}" for n in range(1, 24)]
 @pytest.fixture(scope="module")
 def computed():
     """Every claim at a small size, once for all tests that only read them."""
-    return all_claims.compute(ClaimsConfig(SMALL))
+    return experiment.compute(ClaimsConfig(SMALL))
 
 
 def failing(function, point=SMALL):
@@ -51,7 +48,7 @@ def failing(function, point=SMALL):
     if compiled:
         jax.clear_caches()
     try:
-        claim = all_claims.one(function, point)
+        claim = experiment.one(function, point)
     finally:
         if compiled:
             jax.clear_caches()
@@ -62,7 +59,7 @@ def failing(function, point=SMALL):
 
 
 def test_every_claim_is_there_and_holds(computed):
-    assert [claim.id for claim in computed] == IDS == list(all_claims.IDS)
+    assert [claim.id for claim in computed] == IDS == list(experiment.IDS)
     wrong = [(name, check) for claim in computed for name, check in claim.parts()
              if not check.holds]  # fmt: skip
     assert not wrong
@@ -95,7 +92,7 @@ def test_every_tolerance_is_small_and_has_a_reason(computed):
     [Point(1, 4, 1, 2), Point(2, 4, 2, 4), Point(4, 16, 2, 16), Point(5), Point(8, 32, 4, 8)],
 )
 def test_the_claims_hold_at_other_sizes_and_seeds(point):
-    for claim in all_claims.compute(ClaimsConfig(point)):
+    for claim in experiment.compute(ClaimsConfig(point)):
         assert not [part for part in claim.parts() if not part[1].holds]
 
 
@@ -353,7 +350,7 @@ def test_rounding_by_float32_is_that_of_float64(x64):
 
 
 def test_the_csv_reads_back(computed):
-    rows = list(csv.DictReader(io.StringIO(listing.csv_text(computed))))
+    rows = list(csv.DictReader(io.StringIO(page.CHECKS.csv(page.rows(computed)))))
     parts = [part for claim in computed for part in claim.parts()]
     assert list(rows[0]) == ["id", "claim", "expected", "measured", "tolerance", "holds"]
     assert [row["id"] for row in rows] == [name for name, _ in parts]
@@ -370,7 +367,7 @@ def test_the_csv_reads_back(computed):
 
 
 def test_the_text_fits_a_terminal(computed):
-    lines = listing.text(computed).splitlines()
+    lines = page.text(computed).splitlines()
     assert max(map(len, lines)) <= 100
     text = "\n".join(lines)
     for claim in computed:
@@ -395,27 +392,27 @@ def broken(claims):
 
 def test_the_text_and_the_page_name_what_fails(computed):
     claims = broken(computed)
-    text = listing.text(claims)
+    text = page.text(claims)
     assert "1 of 23 claims does not hold: A7 (comparisons A7a)." in text
     assert text.split().count("NO") == 1
     html = page.render(claims, [], {})
     assert "1 of 23 claims does not hold: A7" in html
-    assert html.count("<b>no</b>") == 1 and 'class="fails">A7 fails' in html
+    assert html.count("<b>no</b>") == 1 and '<a class="fails" href="#A7">A7 fails' in html
 
 
 def test_the_page_shows_every_row_with_its_reason(computed):
-    with_figures = [(figure, "<svg ></svg>") for figure in pictures.figures(computed)]
+    with_figures = [(figure, "<svg ></svg>") for figure in page.figures(computed)]
     html = page.render(computed, with_figures, {"Command": "python <launch>.py"})
     assert "<script" not in html and "python &lt;launch&gt;.py" in html
     for claim in computed:
         assert f'id="{claim.id}"' in html
         for name, _ in claim.parts():
             assert f">{name}</td>" in html
-    assert {figure.name for figure, _ in with_figures} == set(pictures.PLANS)
+    assert {figure.name for figure, _ in with_figures} == set(page.FIGURES)
 
 
 def test_figures_hold_the_closed_forms(computed):
-    drawn = {figure.name: figure for figure in pictures.figures(computed)}
+    drawn = {figure.name: figure for figure in page.figures(computed)}
     compounds = [row for row in drawn["stream-size"].rows if row[0].startswith("compounds")]
     assert [round(row[2], 12) for row in compounds] == [round(1.1**n, 12) for n in range(17)]
     adds = [row[2] for row in drawn["stream-size"].rows if row[0].startswith("adds")]
@@ -452,15 +449,15 @@ def test_the_command_writes_its_files_and_tells_by_its_exit_code(
     call, tmp_path, monkeypatch, computed, fails
 ):
     claims = broken(computed) if fails else computed
-    monkeypatch.setattr(all_claims, "compute", lambda config: claims)
+    monkeypatch.setattr(experiment, "compute", lambda config: claims)
     code, out, err = call("--workdir=here")
     assert (code, err) == (int(fails), "")
     assert out.endswith("report: here/claims.html\n")
     assert ("does not hold: A7" in out) is fails
     folder = tmp_path / "here"
-    assert (folder / "claims.csv").read_text() == listing.csv_text(claims)
+    assert (folder / "claims.csv").read_text() == page.CHECKS.csv(page.rows(claims))
     html = (folder / "claims.html").read_text()
-    for name in pictures.PLANS:
+    for name in page.FIGURES:
         for ending in ("png", "svg", "csv"):
             assert (folder / "figures" / f"{name}.{ending}").stat().st_size > 100
             assert f'href="figures/{name}.{ending}"' in html
@@ -474,7 +471,7 @@ def test_the_command_as_it_is(call, tmp_path):
 
 def test_the_exit_code_of_a_broken_norm_is_one(call, monkeypatch):
     """Through the whole command, on the claims that are quick to compute."""
-    monkeypatch.setattr(all_claims, "GROUPS", (norm_claims,))
+    monkeypatch.setattr(experiment, "GROUPS", (norm_claims,))
     _table_with(monkeypatch, _sum_for_mean)
     code, out, err = call("--workdir=here")
     assert (code, err) == (1, "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import html.parser
 import io
 import os
 import subprocess
@@ -21,7 +20,6 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
 from experiments.figures import (
-    all_figures,
     attention_scale,
     experiment,
     gains,
@@ -40,6 +38,7 @@ from normjax.jacobians.blocks import Parts
 from normjax.placements import PLACEMENTS
 from normjax.reporting import drawing, palette, tables
 from normjax.runs.experiment import Options
+from tests.pages import Page
 
 ROOT = Path(__file__).parents[1]
 EPS = float(np.finfo(np.float64).eps)
@@ -49,16 +48,16 @@ EPS = float(np.finfo(np.float64).eps)
 SLOW = ("stream_growth", "gradient_gains")
 EVERY = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-    for name in all_figures.ILLUSTRATIONS
+    for name in page.ILLUSTRATIONS
 ]
 
 WITHOUT_ANGLES = (*SLOW, "attention_and_scale")
-WITH_ANGLES = [name for name in all_figures.ILLUSTRATIONS if name not in WITHOUT_ANGLES]
+WITH_ANGLES = [name for name in page.ILLUSTRATIONS if name not in WITHOUT_ANGLES]
 
 
 class _Drawn(dict):
     def __missing__(self, name):
-        self[name] = all_figures.draw(name, 0)
+        self[name] = page.draw(name, 0)
         return self[name]
 
 
@@ -85,7 +84,7 @@ def panel(figure, title):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_names_and_words(figures, name):
-    figure, entry = figures[name], all_figures.ILLUSTRATIONS[name]
+    figure, entry = figures[name], page.ILLUSTRATIONS[name]
     assert figure.name == name and figure.title and entry.formula and entry.lead
     assert len(figure.caption) > 300 and "What follows:" in figure.caption
     assert "  " not in figure.caption
@@ -298,10 +297,10 @@ def test_paths_are_those_of_the_placement_table(figures):
     figure = figures["placement_paths"]
     for axes, row in zip(figure.canvas.axes, figure.rows, strict=True):
         place = PLACEMENTS[row[0]]
-        has = [getattr(place.attention, slot) is not None for slot in SLOTS]
-        assert row[1:] == (*has, place.final_norm)
+        norms = [getattr(place.attention, slot) is not None for slot in SLOTS]
+        assert row[1:] == (*norms, place.final_norm)
         words = [t.get_text() for t in axes.findobj(Text)]
-        assert words.count("norm") == 2 * sum(has)
+        assert words.count("norm") == 2 * sum(norms)
         assert words.count("final norm") == place.final_norm
         assert words.count("+") == 2
 
@@ -386,7 +385,7 @@ def test_saved_files_hold_the_table_and_repeat_byte_for_byte(tmp_path):
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), file
     saved = (tmp_path / "a/figures/shadow.csv").read_text(encoding="utf-8")
-    assert_same_table(saved, all_figures.draw("shadow", 0))
+    assert_same_table(saved, page.draw("shadow", 0))
 
 
 def test_the_csv_holds_the_table_in_space_too(figures):
@@ -403,50 +402,33 @@ def assert_same_table(text, figure):
 
 
 def test_another_seed_moves_the_random_points(figures):
-    assert all_figures.draw("onto_the_sphere", 1).rows != figures["onto_the_sphere"].rows
-
-
-class _Page(html.parser.HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.ids, self.links, self.scripts = [], [], 0
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"]] if tag == "a" else []
-        self.scripts += tag == "script"
+    assert page.draw("onto_the_sphere", 1).rows != figures["onto_the_sphere"].rows
 
 
 def test_the_page_links_what_exists_and_shows_figures_in_order(tmp_path):
     written = page.write(tmp_path, ["shadow", "magnitude_and_direction"], 0)
     text = written.read_text(encoding="utf-8")
-    seen = _Page(text)
-    assert len(seen.ids) == len(set(seen.ids)) and not seen.scripts
-    for link in seen.links:
-        if link.startswith("#"):
-            assert link[1:] in seen.ids
-        else:
-            assert (tmp_path / link).stat().st_size > 0
+    seen = Page(text)
+    assert len(seen.ids) == len(set(seen.ids)) and "script" not in seen.tags
+    assert not seen.dead_links(tmp_path)
     assert text.index('id="magnitude_and_direction"') < text.index('id="shadow"')
     for name in ("shadow", "magnitude_and_direction"):
-        assert all_figures.ILLUSTRATIONS[name].lead.split(".")[0] in text
+        assert page.ILLUSTRATIONS[name].lead.split(".")[0] in text
     assert str(tmp_path) not in text and "http" not in text.replace("http://www.w3.org", "")
 
 
 def test_unknown_names_are_one_line():
     with pytest.raises(UserError, match=r"config.figures=shadwo: .*did you mean 'shadow'\?"):
-        all_figures.chosen(["shadwo"])
-    assert all_figures.chosen([]) == list(all_figures.ILLUSTRATIONS)
+        page.chosen(["shadwo"])
+    assert page.chosen([]) == list(page.ILLUSTRATIONS)
 
 
 def test_figures_are_drawn_in_the_project_style_whatever_is_set(tmp_path):
     import matplotlib
 
-    before = drawing.save(all_figures.draw("shadow", 0), tmp_path / "a", "x")
+    before = drawing.save(page.draw("shadow", 0), tmp_path / "a", "x")
     with matplotlib.rc_context({"font.size": 20, "axes.grid": True}):
-        assert drawing.save(all_figures.draw("shadow", 0), tmp_path / "b", "x") == before
+        assert drawing.save(page.draw("shadow", 0), tmp_path / "b", "x") == before
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -489,5 +471,5 @@ def test_dry_run_lists_and_writes_nothing(tmp_path, capsys):
     options = Options(tmp_path / "out", "command", dry_run=True)
     assert experiment.run(experiment.get_config("default"), "default", options) is None
     shown = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert shown == list(all_figures.ILLUSTRATIONS)
+    assert shown == list(page.ILLUSTRATIONS)
     assert not (tmp_path / "out").exists()

@@ -55,7 +55,7 @@ WITHOUT_JAX = (
     *(f"experiments.{name}" for name in (
         "mechanisms.data", "mechanisms.figures", "mechanisms.page", "mechanisms.verdicts",
         "stability.data", "stability.figures", "stability.page",
-        "spectrum.data", "spectrum.page", "spectrum.profiles", "spectrum.spectra",
+        "spectrum.data", "spectrum.figures", "spectrum.page",
     )),
 )  # fmt: skip
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")

@@ -1,9 +1,6 @@
 """The experiment on mechanisms: the rule, its evidence, the page, and a small run of it all."""
 
-import csv
-import io
 import math
-from html.parser import HTMLParser
 
 import jax
 import numpy as np
@@ -35,6 +32,8 @@ from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED
 from normjax.runs import rescoring, runlog
 from normjax.runs.experiment import Options
 from tests import mechanisms_workdirs as made
+from tests.pages import Page
+from tests.report_workdirs import read_csv
 
 RULE = Rule(margin=0.02, errors=2.0, alarm=4.0)
 FULL, HIGHER = Floor(0.5, "full", True, ""), Floor(0.9, "current", True, "")
@@ -189,8 +188,7 @@ def found(folder):
 
 
 def table(folder):
-    """The rows of mechanisms.csv."""
-    return list(csv.DictReader(io.StringIO((folder / "mechanisms.csv").read_text())))
+    return read_csv(folder / "mechanisms.csv")
 
 
 def test_the_csv_has_a_row_for_every_cell(folder, found):
@@ -211,25 +209,9 @@ def test_the_csv_has_a_row_for_every_cell(folder, found):
     assert float(by_cell["copy", "no-attention"]["floor"]) == pytest.approx(math.log(3), rel=1e-12)
 
 
-class _Text(HTMLParser):
-    def __init__(self, page):
-        super().__init__()
-        self.links, self.ids, self.text = [], set(), []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.links += [given["href"]] if tag == "a" else []
-        self.ids |= {given["id"]} if "id" in given else set()
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
 def test_the_page_says_what_it_must(folder):
     page = (folder / "mechanisms.html").read_text()
-    read = _Text(page)
-    text = " ".join(" ".join(read.text).split())
+    read = Page(page)
     for wanted in (
         "What can be computed is decided by attention (copy and modular_addition)",
         "no-attention on copy: 4 of 4 runs within 0.02 of the floor 1.099",
@@ -239,14 +221,9 @@ def test_the_page_says_what_it_must(folder):
         "2 standard errors is",
         "floors and evaluation agree",
     ):
-        assert wanted in text, wanted
-    assert "<b>bold</b>" not in page
-    for link in read.links:
-        if link.startswith("#"):
-            assert link[1:] in read.ids, link
-        elif not link.endswith("report.html"):
-            assert (folder / link).exists(), link
-    assert "Something is wrong" not in text
+        assert wanted in read.text, wanted
+    assert "<b>bold</b>" not in page and "Something is wrong" not in read.text
+    assert {link.split("/")[-1] for link in read.dead_links(folder)} == {"report.html"}
 
 
 def test_a_failure_at_the_optimum_of_less_information_is_named(tmp_path):
@@ -258,10 +235,17 @@ def test_a_failure_at_the_optimum_of_less_information_is_named(tmp_path):
     said = mechanisms_page.separated(
         mechanisms_data.read_mechanisms(made.workdir(tmp_path, {"copy": over}))
     )
-    items = {text.split(" on ")[0]: text for group in said for text in group["items"]}
+    items = {text.split(" on ")[0]: text for texts in said.values() for text in texts}
     assert "the exact optimum of the information “unordered”" in items["no-positions"]
     assert "nothing was learned" in items["no-norm"]
     assert "That is" not in items["full"]
+
+
+def test_what_the_full_decoder_did_not_get_to_decides_nothing(tmp_path):
+    over = {"copy": {"full": 0.001, "no-attention": 0.001},
+            "recall": {"full": 0.3, "no-attention": 0.001}}  # fmt: skip
+    said = mechanisms_page.answer(mechanisms_data.read_mechanisms(made.workdir(tmp_path, over)))
+    assert said[0].startswith("What can be computed is decided by attention (copy): without it")
 
 
 def test_the_verdicts_can_be_told_without_colour(folder):

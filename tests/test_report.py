@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 import json
 import re
 import shutil
@@ -20,37 +19,13 @@ from scipy import stats
 from normjax.errors import UserError
 from normjax.reporting import palette, report
 from normjax.runs import runlog
+from tests.pages import Page
 
 FULL = {f"{name}-s{seed}-0.003" for name in report_workdirs.ABLATION for seed in range(3)}
 
 
-class _Page(html.parser.HTMLParser):
-    """Collects tags, ids, links and text of a page."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        values = dict(attrs)
-        self.ids += [values["id"]] if "id" in values else []
-        self.links += [values[k] for k in ("href", "xlink:href", "src") if k in values]
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-
-def _page(workdir: Path) -> _Page:
-    return _Page(report.write(workdir).read_text(encoding="utf-8"))
+def _page(workdir: Path) -> Page:
+    return Page(report.write(workdir).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +181,7 @@ def test_damaged_status_does_not_drop_a_run(tmp_path):
 
 def test_page_is_self_contained(troubled):
     text = (troubled / "report.html").read_text(encoding="utf-8")
-    page = _Page(text)
+    page = Page(text)
     assert not {"script", "link", "iframe", "object", "img"} & set(page.tags)
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     assert len(page.ids) == len(set(page.ids))
@@ -219,7 +194,7 @@ def test_page_is_self_contained(troubled):
 
 
 def test_page_names_every_run_and_what_was_run(troubled):
-    page = _Page((troubled / "report.html").read_text(encoding="utf-8"))
+    page = Page((troubled / "report.html").read_text(encoding="utf-8"))
     for run in FULL:
         assert run in page.text
     for part in (

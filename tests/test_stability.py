@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 
 from experiments.stability import data as stability_data
 from experiments.stability import experiment
+from experiments.stability import figures as stability_figures
 from experiments.stability import page as stability_page
 from experiments.stability.data import (
     DIVERGES,
@@ -39,7 +40,7 @@ def trial(series, depth, warmup, rate, seed, loss, folder="none", start=4.0):
 
 
 def grid(trials, plan=PLAN):
-    return Stability(Results(Path("."), plan, (), ()), tuple(trials), {})
+    return Stability(Results(Path("."), plan, (), ()), tuple(trials))
 
 
 def test_sensitivity_is_the_mean_loss_above_the_best_rate_of_a_seed():
@@ -136,21 +137,22 @@ def test_answers_say_what_the_numbers_say(planted):
     assert "is not catastrophic in a shallow model" in text
     assert "post-norm 0.0 / 0.0, best losses +0.30 apart" in text
     assert "residual/rms_after, largest at initialization orders the outcomes best" in text
-    rows = stability_page.csv(made).splitlines()
+    table = stability_page.CELLS
+    rows = table.csv(made.cells(*made.places)).splitlines()
     assert len(rows) == 1 + 4 * 2 * 2 * 3
-    assert rows[0].split(",") == list(stability_page.COLUMNS)
+    assert rows[0].split(",") == table.names
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stability")
-    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     config = small(folder)
     outcome = experiment.run(config, "smoke", Options(folder / "work", "the command", live=False))
     return folder, outcome
 
 
 def small(folder, **changes):
+    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     return configs.replace(experiment.get_config("smoke"), {
         "data.corpus": str(folder / "text.txt"), "data.cache_dir": str(folder / "cache"),
         "grid.learning_rates": (1e-3, 1e-2), "stability.warmups": (1,),
@@ -193,3 +195,12 @@ def test_mistakes_get_one_line(tmp_path, changes, words):
     with pytest.raises(UserError, match=words):
         experiment.run(small(tmp_path, **changes), "smoke", Options(tmp_path / "w", "c"))
     assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(("best", "shown"), [(3.5, (3.0, 4.0)), (2.0, (2.0, 3.3))])
+def test_the_figure_of_the_losses_shows_some_whatever_they_are(best, shown):
+    """Where nothing beats the unigram loss, 3.0, the better half is shown; the worst never is."""
+    losses = (best, best + 0.5, 1e9)
+    made = grid(trial("pre", 2, 0, rate, 0, loss) for rate, loss in zip(RATES, losses, strict=True))
+    figure = stability_figures.curves(made)
+    assert figure.canvas.axes[0].get_ylim() == pytest.approx((shown[0] - 0.05, shown[1] + 0.05))

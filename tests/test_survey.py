@@ -81,8 +81,8 @@ def test_identities_hold_where_the_placement_has_them():
 def test_a_norm_on_the_stream_hides_in_the_raw_condition_only():
     for eps in (1e-4, 1e-8):
         found = measure(made("post", norm_eps=eps), TOKENS, (5,))
-        assert np.median(found.condition) > 0.01 / eps
-        assert np.median(found.deflated_condition) < 100
+        assert np.median(found.raw[..., 0] / found.raw[..., -1]) > 0.01 / eps
+        assert np.median(found.deflated[..., 0] / found.deflated[..., -1]) < 100
 
 
 def test_theory_meets_a_wide_decoder_at_initialization():
@@ -125,13 +125,13 @@ def test_a_decoder_without_a_law_says_why():
 def workdir(tmp_path_factory):
     """A whole survey through the experiment: two placements trained two steps, depth 1 and 2."""
     folder = tmp_path_factory.mktemp("survey")
-    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     config = small(folder)
     outcome = experiment.run(config, "quick", Options(folder / "work", "the command", live=False))
     return folder, config, outcome
 
 
 def small(folder, **changes):
+    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     return configs.replace(experiment.get_config("quick"), {
         "model.width": 8, "model.depth": 2, "train.steps": 2, "train.checkpoint_every": 1,
         "train.warmup_steps": 1, "train.batch_size": 2, "train.evaluation_windows": 2,
@@ -151,7 +151,14 @@ def test_the_survey_measures_every_checkpoint_and_depth(workdir):
     assert outcome.page == folder / "work" / "spectrum.html"
     assert "powers of ten" in outcome.text and "rounding" in outcome.text
     rows = (folder / "work" / "spectrum.csv").read_text().splitlines()
-    assert rows[0].split(",") == list(survey_data.COLUMNS)
+    assert rows[0].split(",") == [
+        *("series", "seed", "step", "depth", "part", "position", "run", "sequences"),
+        *("sigma_max", "sigma_min", "rms_gain", "condition"),
+        *("deflated_max", "deflated_min", "deflated_condition"),
+        *("deflated_condition_low", "deflated_condition_high"),
+        *("rr", "rt", "tr", "tt", "cosine", "stream_rms_before", "stream_rms_after"),
+        *("theory_max", "theory_min", "theory_distance"),
+    ]
     # (3 steps x 2 blocks + stack) + (depth 1: block + stack), for 2 positions and 2 placements
     assert len(rows) - 1 == 2 * 2 * (3 * 3 + 2)
     page = outcome.page.read_text()
@@ -249,18 +256,16 @@ def test_a_fault_of_the_instrument_is_reported(workdir):
     ],
 )
 def test_mistakes_get_one_line(tmp_path, changes, words):
-    (tmp_path / "text.txt").write_text("to be or not to be " * 60)
     with pytest.raises(UserError, match=words):
         experiment.run(small(tmp_path, **changes), "quick", Options(tmp_path / "w", "c"))
     assert not (tmp_path / "w").exists()
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("to be or not to be " * 60)
     assert (
         experiment.run(small(tmp_path), "quick", Options(tmp_path / "w", "c", dry_run=True)) is None
     )
-    assert "train 2 placements x 1 seeds" in capsys.readouterr().out
+    assert "train 2 placements x 1 seed," in capsys.readouterr().out
     assert not (tmp_path / "w").exists()
 
 

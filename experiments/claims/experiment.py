@@ -16,15 +16,33 @@ sub-layer unchanged, but not two in a row, since the first has turned the stream
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from experiments.claims import all_claims, listing, page, pictures, setting
-from experiments.claims.setting import ClaimsConfig
+import jax
+
+from experiments.claims import (
+    attention_claims,
+    block_claims,
+    depth_claims,
+    norm_claims,
+    page,
+    setting,
+    taylor,
+    vectors,
+)
+from experiments.claims.claim import Claim
+from experiments.claims.setting import ClaimsConfig, Point
 from normjax import configs
-from normjax.reporting import drawing, tables
-from normjax.runs import provenance
+from normjax.reporting import report
+from normjax.reporting.wording import counted
+from normjax.runs import machine, provenance
 from normjax.runs.experiment import Options, Outcome, check_workdir, working_in
 
+GROUPS = (vectors, norm_claims, attention_claims, block_claims, depth_claims, taylor)
+IDS = tuple(f"A{n}" for n in range(1, 24))
 PRESETS = {
     "default": ("23 claims, 16 features, 6 tokens: half a minute on two cores", {}),
     "wide": ("the same at 48 features and 12 tokens", {
@@ -43,31 +61,68 @@ def run(config: ClaimsConfig, preset: str, options: Options) -> Outcome | None:
     setting.check(config)
     check_workdir(options.workdir)
     point = config.point
+    sizes = f"{point.width} features, {counted(point.heads, 'head')}, {point.tokens} tokens"
     if options.dry_run:
         print(
-            f"{len(all_claims.functions())} claims, {all_claims.IDS[0]} to {all_claims.IDS[-1]}, at"
-            f" {point.width} features, {point.heads} heads, {point.tokens} tokens, seed"
-            f" {point.seed}; about half a minute"
+            f"{len(functions())} claims, {IDS[0]} to {IDS[-1]}, at {sizes}, seed {point.seed};"
+            " about half a minute"
         )
         return None
     start = time.monotonic()
-    with working_in(options) as folder:
-        claims = all_claims.compute(config)
-        tables.write_text(folder / "claims.csv", listing.csv_text(claims))
-        drawn = [
-            (figure, drawing.save(figure, folder / "figures", options.command))
-            for figure in pictures.figures(claims)
-        ]
+
+    def record() -> dict[str, str]:
         environment = provenance.environment()
-        record = {
-            "Command": options.command,
-            "Sizes": f"{point.width} features, {point.heads} heads, {point.tokens} tokens",
-            "Seed": str(point.seed),
+        return {
+            "Command": options.command, "Sizes": sizes, "Seed": str(point.seed),
             "Time": f"{time.monotonic() - start:.0f} s, compiling included",
             "Versions": ", ".join(f"{k} {v}" for k, v in environment["versions"].items()),
             "Machine": f"{environment['cpu']}, {', '.join(environment['devices'])}",
             "Commit": environment["commit"] or "unknown",
-        }
-        where = tables.write_text(folder / "claims.html", page.render(claims, drawn, record))
-    code = 0 if all(claim.holds for claim in claims) else 1
-    return Outcome(listing.text(claims), where, code)
+        }  # fmt: skip
+
+    with working_in(options) as folder:
+        claims = compute(config)
+        where = report.write_page(
+            folder, "claims", page.CHECKS.csv(page.rows(claims)), {"command": options.command},
+            lambda: page.figures(claims), lambda drawn: page.render(claims, drawn, record()),
+        )  # fmt: skip
+    return Outcome(page.text(claims), where, 0 if all(claim.holds for claim in claims) else 1)
+
+
+def functions() -> list[Callable[[Point], Claim]]:
+    """Return the function of every claim, group by group."""
+    return [function for group in GROUPS for function in group.CLAIMS]
+
+
+def compute(config: ClaimsConfig) -> list[Claim]:
+    """Return every claim with its checks, in order.
+
+    Most of the time goes into compiling, one program after the other; the claims therefore share
+    the cores. Each is computed under a local 64-bit mode, which its function takes for granted.
+
+    Raises:
+      UserError: sizes at which the claims cannot be computed.
+    """
+    setting.check(config)
+    with ThreadPoolExecutor(min(4, machine.usable_cores())) as pool:
+        futures = [pool.submit(one, function, config.point) for function in functions()]
+        try:
+            return in_order([future.result() for future in futures])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def one(function: Callable[[Point], Claim], point: Point) -> Claim:
+    """Return one claim, computed in 64-bit mode."""
+    with jax.enable_x64(True):
+        return function(point)
+
+
+def in_order(claims: Sequence[Claim]) -> list[Claim]:
+    """Return claims by their number.
+
+    >>> [c.id for c in in_order([Claim("A10", "", ()), Claim("A2", "", ())])]
+    ['A2', 'A10']
+    """
+    return sorted(claims, key=lambda claim: int(re.sub(r"\D", "", claim.id)))

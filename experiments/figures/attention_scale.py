@@ -48,13 +48,13 @@ def attention_logits(changes: dict[str, Any], seed: int, scales: Any) -> Floats:
     model = Decoder(config, vocabulary=KEYS, window=KEYS)
     parts = Parts(model, model.init(jax.random.key(seed)))
     stream = np.random.default_rng(seed).normal(size=(KEYS, config.width))
-    params, factors = (each["attention"] for each in parts.layer(1))
     sublayer = SubLayer(parts.config, "attention")
+    variables, factors = (each["attention"] for each in parts.layer(1))
 
     @jax.jit
     def record(h: Any) -> Any:
         return sublayer.apply(
-            {"params": params}, h, factors, {}, capture_intermediates=True,
+            {"params": variables}, h, factors, {}, capture_intermediates=True,
             mutable=["intermediates"],
         )[1]  # fmt: skip
 
@@ -97,11 +97,7 @@ def jacobian_size(logits: Floats) -> Floats:
 def attention_and_scale(seed: int = 0) -> Figure:
     """Draw attention's probabilities, entropy and Jacobian against the scale of its input.
 
-    Args:
-        seed: of the attention's weights and of the stream.
-
-    Returns:
-        The figure.
+    The seed is that of the attention's weights and of the stream.
     """
     logits = {name: attention_logits(case[0], seed, SCALES) for name, case in CASES.items()}
     sheet = Sheet(6.3)

@@ -44,12 +44,12 @@ def run(config: FiguresConfig, preset: str, options: Options) -> Outcome | None:
     del preset
     configs.check(config)
     # Drawing takes a while to import: not something that --help should wait for.
-    from experiments.figures import all_figures, page
+    from experiments.figures import page
 
-    names = all_figures.chosen(config.figures)
+    names = page.chosen(config.figures)
     if options.dry_run:
         for name in names:
-            print(f"{name}: {all_figures.ILLUSTRATIONS[name].formula}")
+            print(f"{name}: {page.ILLUSTRATIONS[name].formula}")
         return None
     with working_in(options) as folder:
         written = page.write(folder, config.figures, config.seed)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from experiments.figures.sheet import Sheet
+from experiments.figures.sheet import LOOKS, SHOWN, Sheet
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.radial import radial_gains
 from normjax.norm_derivatives import Floats
 from normjax.placements import PLACEMENTS
-from normjax.reporting import drawing, palette
+from normjax.reporting import drawing
 from normjax.reporting.drawing import Figure
 
-SHOWN = ("pre", "post", "none")
 DEPTH, WIDTH, LENGTH = 16, 32, 8
 PANELS = ("Radial in: ‖J u‖", "Tangential in and out: TT", "Radial out: ‖u′ᵀ J‖")
 
@@ -56,21 +55,13 @@ def gains_by_depth(parts: Parts, start: Floats) -> Floats:
 
 
 def gradient_gains(seed: int = 0) -> Figure:
-    """Draw radial and tangential gains from the embedding to block l for three placements.
-
-    Args:
-        seed: of weights and tokens.
-
-    Returns:
-        The figure.
-    """
-    looks = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
+    """Draw radial and tangential gains from the embedding to block l for three placements."""
     sheet = Sheet(3.9)
     places = sheet.grid(1, 3)
     panels = [sheet.panel(places[0, i], title) for i, title in enumerate(PANELS)]
     depth = np.arange(1, DEPTH + 1)
     for name in SHOWN:
-        look = looks[name]
+        look = LOOKS[name]
         for panel, values in zip(
             panels, gains_by_depth(*random_decoder(name, seed)).T, strict=True
         ):
@@ -80,7 +71,7 @@ def gradient_gains(seed: int = 0) -> Figure:
         panel.logarithmic("y", every=2 if panel is panels[-1] else 1)
         panel.axes.set_xlabel("blocks passed, l")
     panels[0].axes.set_ylabel("gain")
-    drawing.legend(sheet.canvas, ((PLACEMENTS[n].title, looks[n]) for n in SHOWN), len(SHOWN))
+    drawing.legend(sheet.canvas, ((PLACEMENTS[n].title, LOOKS[n]) for n in SHOWN), len(SHOWN))
     caption = (
         "Jacobians J of the first l blocks of randomly initialized decoders, one per token "
         "(what a change of that token's embedding does to that token), as three numbers: root "

@@ -5,33 +5,24 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
+from experiments.figures.sheet import LOOKS, SHOWN
 from normjax.equation import SLOTS
 from normjax.placements import PLACEMENTS, Placement
-from normjax.reporting import drawing, explanations, palette
+from normjax.reporting import drawing, explanations
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, INK, MUTED, ORANGE, PANEL, PAPER
 
-SHOWN = ("pre", "post", "none")
 BRANCHES = ("attention", "MLP")
 _STREAM, _BRANCH, _HALF, _TALL = 0.55, 1.45, 0.48, 0.3
 
 
-def placement_paths(seed: int = 0) -> Figure:
-    """Draw one block of pre-norm, post-norm and no norm side by side.
-
-    Args:
-        seed: unused; nothing here is random.
-
-    Returns:
-        The figure; its data are the rows of the placement table.
-    """
-    del seed
+def placement_paths() -> Figure:
+    """Draw one block of pre-norm, post-norm and no norm side by side."""
     canvas = drawing.canvas(5.5)
     panels = canvas.subplots(1, len(SHOWN))
-    looks = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
     for axes, name in zip(panels, SHOWN, strict=True):
         _draw(axes, PLACEMENTS[name])
-        axes.set_title(PLACEMENTS[name].title, color=looks[name].colour, loc="center", fontsize=11)
+        axes.set_title(PLACEMENTS[name].title, color=LOOKS[name].colour, loc="center", fontsize=11)
     rows = [
         (n, *(_has(PLACEMENTS[n], slot) for slot in SLOTS), PLACEMENTS[n].final_norm) for n in SHOWN
     ]

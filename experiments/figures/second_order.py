@@ -39,16 +39,8 @@ def growth(r: float, e: Floats | float) -> Floats:
     return e * e / (np.hypot(r, e) + r)
 
 
-def second_order_step(seed: int = 0) -> Figure:
-    """Draw a step across a vector and one along it, and the growth of length by each.
-
-    Args:
-        seed: unused; nothing here is random.
-
-    Returns:
-        The figure; the left panel has equal axes.
-    """
-    del seed
+def second_order_step() -> Figure:
+    """Draw a step across a vector and one along it, and the growth of length by each."""
     sheet = Sheet(3.9)
     places = sheet.grid(1, 2, width_ratios=(1.15, 1))
     _geometry(sheet.panel(places[0, 0], "r = 5 and a step of 2"))

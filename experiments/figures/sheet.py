@@ -14,13 +14,17 @@ from matplotlib.axes import Axes
 from matplotlib.gridspec import SubplotSpec
 
 from normjax.norm_derivatives import Floats
-from normjax.reporting import drawing
+from normjax.placements import PLACEMENTS
+from normjax.reporting import drawing, palette
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import GRID, INK, MUTED, PAPER
 
 COLUMNS = ("panel", "series", "x", "y", "z")
 """Columns of a sheet's table; z is empty where a panel is plane."""
 
+SHOWN = ("pre", "post", "none")
+"""The placements that are laid side by side."""
+LOOKS = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
 BEHIND = {"fc": PAPER, "ec": "none", "pad": 1.0}
 """The box of a label that must cover lines behind it."""
 

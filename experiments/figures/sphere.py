@@ -16,14 +16,7 @@ _EDGE = 3.1
 
 
 def onto_the_sphere(seed: int = 0) -> Figure:
-    """Draw random points and where RMSNorm puts them: eps = 0, eps > 0, a gain, and in space.
-
-    Args:
-        seed: of the points.
-
-    Returns:
-        The figure; equal axes.
-    """
+    """Draw random points and where RMSNorm puts them: eps = 0, eps > 0, a gain, and in space."""
     generator = np.random.default_rng(seed)
     points = _scattered(generator, 26)
     sheet = Sheet(7.5)

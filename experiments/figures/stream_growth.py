@@ -10,16 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.figures.maths import slope
-from experiments.figures.sheet import Panel, Sheet
+from experiments.figures.sheet import LOOKS, SHOWN, Panel, Sheet
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.jacobians.blocks import Parts
 from normjax.norm_derivatives import Floats
 from normjax.placements import PLACEMENTS
-from normjax.reporting import palette
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import MUTED
 
-SHOWN = ("pre", "post", "none")
 DEPTH, SHARE, WIDTH = 20, 0.1, 8
 RANDOM_DEPTH, SEEDS = 24, 3
 
@@ -95,14 +93,7 @@ def random_sizes(placement: str, seeds: Sequence[int]) -> Floats:
 
 
 def stream_growth(seed: int = 0) -> Figure:
-    """Draw the size of the stream by depth, for pinned and for random weights.
-
-    Args:
-        seed: the first of the random initializations.
-
-    Returns:
-        The figure.
-    """
+    """Draw the size of the stream by depth, for pinned and for random weights."""
     sheet = Sheet(3.9)
     places = sheet.grid(1, 2)
     _pinned(sheet.panel(places[0, 0], "Pinned weights, F(x) = 0.1 x"))
@@ -127,7 +118,6 @@ def stream_growth(seed: int = 0) -> Figure:
 
 
 def _pinned(panel: Panel) -> None:
-    looks = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
     depth = np.arange(DEPTH + 1)
     # name: law in words and in numbers, where its label stands and on which side
     laws = {
@@ -136,7 +126,7 @@ def _pinned(panel: Panel) -> None:
         "post": ("1", np.ones(DEPTH + 1), 12, (6, -7)),
     }
     for name, (law, values, index, offset) in laws.items():
-        look = looks[name]
+        look = LOOKS[name]
         panel.curve(f"{name}: {law}", np.stack([depth, values], -1), look.colour, lw=1.1)
         points = np.stack([depth, pinned_sizes(name)], -1)
         panel.dots(f"{name}: decoder", points, look.colour, marker=look.marker)
@@ -149,7 +139,6 @@ def _pinned(panel: Panel) -> None:
 
 def _random(panel: Panel, seed: int) -> float:
     """Draw the random decoders; return the exponent p of pre-norm's growth l^p, second half."""
-    looks = palette.looks(SHOWN, SHOWN[0], {n: PLACEMENTS[n].colour for n in SHOWN[1:]})
     depth = np.arange(RANDOM_DEPTH + 1)
     seeds = range(seed, seed + SEEDS)
     rate = 0.0
@@ -157,9 +146,9 @@ def _random(panel: Panel, seed: int) -> float:
         sizes = random_sizes(name, seeds)
         for number, line in zip(seeds, sizes, strict=True):
             points = np.stack([depth, line], -1)
-            panel.curve(f"{name}, seed {number}", points, looks[name].colour, lw=1.2)
+            panel.curve(f"{name}, seed {number}", points, LOOKS[name].colour, lw=1.2)
         end = (depth[-1], sizes[:, -1].max())
-        panel.label(end, PLACEMENTS[name].title, offset, color=looks[name].colour, ha="right")
+        panel.label(end, PLACEMENTS[name].title, offset, color=LOOKS[name].colour, ha="right")
         if name == SHOWN[0]:
             half = RANDOM_DEPTH // 2
             rate = slope(depth[half:], np.sqrt(np.mean(sizes[:, half:] ** 2, axis=0)))

@@ -20,11 +20,7 @@ EPS, GAIN, RADIUS = 2.0, np.array([1.5, 0.6]), 0.5
 def tangent_plane(seed: int = 0) -> Figure:
     """Draw small perturbations of h and their images under the Jacobian of RMSNorm.
 
-    Args:
-        seed: of the perturbations in space.
-
-    Returns:
-        The figure; equal axes. Its Jacobians are closed forms checked against ``jax.jacfwd``.
+    The Jacobians are closed forms checked against ``jax.jacfwd``.
     """
     sheet = Sheet(7.6)
     places = sheet.grid(2, 2)

@@ -1,26 +1,18 @@
-"""A vector as size times direction, and a vector as shadow plus rest."""
+"""A vector as size times direction, as shadow plus rest, and the two projections at work."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from experiments.figures.maths import circle, orthonormal_to, projections
-from experiments.figures.sheet import BEHIND, Sheet
-from normjax.norm_derivatives import unit
+from experiments.figures.sheet import BEHIND, Panel, Sheet
+from normjax.norm_derivatives import Floats, unit
 from normjax.reporting.drawing import Figure
-from normjax.reporting.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, VERMILLION
+from normjax.reporting.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, VERMILLION
 
 
-def magnitude_and_direction(seed: int = 0) -> Figure:
-    """Draw [3, 4] and [9, 12] with their lengths and the direction that they share.
-
-    Args:
-        seed: unused; nothing here is random.
-
-    Returns:
-        The figure; equal axes.
-    """
-    del seed
+def magnitude_and_direction() -> Figure:
+    """Draw [3, 4] and [9, 12] with their lengths and the direction that they share."""
     short, long = np.array([3.0, 4.0]), np.array([9.0, 12.0])
     u = unit(short)
     sheet = Sheet(3.9)
@@ -63,16 +55,8 @@ def magnitude_and_direction(seed: int = 0) -> Figure:
     return sheet.figure("magnitude_and_direction", "Size and direction of a vector", caption)
 
 
-def shadow(seed: int = 0) -> Figure:
-    """Draw v = [5, 0], its shadow on the line of u = [0.6, 0.8] and what the shadow leaves.
-
-    Args:
-        seed: unused; nothing here is random.
-
-    Returns:
-        The figure; equal axes.
-    """
-    del seed
+def shadow() -> Figure:
+    """Draw v = [5, 0], its shadow on the line of u = [0.6, 0.8] and what the shadow leaves."""
     u, v = np.array([0.6, 0.8]), np.array([5.0, 0.0])
     onto, across = projections(u)
     parallel, rest = onto @ v, across @ v
@@ -114,3 +98,52 @@ def shadow(seed: int = 0) -> Figure:
         "not mix in length: ‖v‖² = ‖shadow‖² + ‖rest‖²."
     )
     return sheet.figure("shadow", "Projection is casting a shadow", caption)
+
+
+_EDGE = 2.3
+
+
+def projection_matrices() -> Figure:
+    """Draw a grid and the unit circle before and after each of the two projections."""
+    u = np.array([0.6, 0.8])
+    onto, across = projections(u)
+    steps = np.linspace(-1.5, 1.5, 7)
+    points = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+    sheet = Sheet(2.8)
+    places = sheet.grid(1, 3)
+    before = sheet.panel(places[0, 0], "Before: I")
+    _draw(before, points, points, np.eye(2), BLUE)
+    before.arrow("u", (0, 0), u, ORANGE, lw=2.2)
+    before.label(u, "u", (4, 4), color=ORANGE)
+    first = sheet.panel(places[0, 1], "u uᵀ: onto the line of u")
+    _draw(first, points, points @ onto.T, onto, BLUE)
+    second = sheet.panel(places[0, 2], "I − u uᵀ: across u")
+    _draw(second, points, points @ across.T, across, GREEN)
+    second.right_angle((0, 0), u, orthonormal_to(u)[0], 0.25)
+    for panel in (first, second):
+        panel.arrow("u", (0, 0), u, ORANGE, lw=2.2)
+    caption = (
+        "A grid of 49 points and the unit circle (pink) in the plane, under three matrices. Pale "
+        "dots are where a point was, coloured dots where it is, thin lines show the way. u uᵀ "
+        "moves every point straight to the line of u: the plane falls flat, and the circle "
+        "becomes the segment from −u to u. I − u uᵀ takes away exactly that and keeps the part "
+        "across u; the circle becomes a segment of length 2 at a right angle to u, and u itself "
+        "goes to 0. The two matrices add up to I, each applied twice does no more than once (Q² "
+        "= Q), and their product is 0. What follows: I − u uᵀ has eigenvalue 0 along u and 1 "
+        "across it. It is the core of the derivative of RMSNorm and, once the mean is taken "
+        "out, of LayerNorm."
+    )
+    return sheet.figure("projection_matrices", "Projection matrices acting on the plane", caption)
+
+
+def _draw(panel: Panel, points: Floats, images: Floats, matrix: Floats, colour: str) -> None:
+    panel.origin()
+    if np.any(points != images):
+        panel.joins(points, images, lw=0.6)
+        panel.dots("grid before", points, MUTED, ms=2.2, alpha=0.55)
+    flat = np.linalg.matrix_rank(matrix) == 1
+    panel.curve("unit circle", circle() @ matrix.T, PURPLE, lw=9 if flat else 2.5, alpha=0.6)
+    panel.dots("grid after", images, colour, ms=3.6)
+    panel.window((-_EDGE, _EDGE), (-_EDGE, _EDGE))
+    panel.axes.set_xticks([-2, 0, 2])
+    panel.axes.set_yticks([-2, 0, 2])

@@ -58,16 +58,8 @@ def linearized(f: Callable[[Any], Any], x: Any, v: Any, steps: Any) -> tuple[Flo
         return np.asarray(along), np.asarray(tangent)
 
 
-def tangent_zoom(seed: int = 0) -> Figure:
-    """Draw x^2 and the norm with their tangents at three magnifications, and the remainders.
-
-    Args:
-        seed: unused; nothing here is random.
-
-    Returns:
-        The figure; the zoomed panels have equal axes where they show the circle.
-    """
-    del seed
+def tangent_zoom() -> Figure:
+    """Draw x^2 and the norm with their tangents at three magnifications, and the remainders."""
     sheet = Sheet(7.9)
     places = sheet.grid(3, 3, height_ratios=(1, 1, 1.15))
     for column, width in enumerate(WINDOWS):

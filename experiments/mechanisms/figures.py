@@ -12,11 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from experiments.mechanisms.data import Entry, Mechanisms, TaskResult
+from experiments.mechanisms.data import Entry, Mechanisms, Task
 from experiments.mechanisms.verdicts import AT_FLOOR, COMPUTES, FAILS, NO_FLOOR, NO_RUN, UNRELIABLE
-from normjax.reporting import drawing
+from normjax.reporting import drawing, pictures
 from normjax.reporting.drawing import Figure
-from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE, PANEL, VERMILLION, WINE
+from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE, PANEL, VERMILLION, WINE, Look
+from normjax.reporting.pictures import Axis, Panel, by
 from normjax.reporting.results import DIVERGED, FINISHED
 from normjax.reporting.tables import number
 
@@ -34,20 +35,15 @@ KEYS = {
     COMPUTES: "computes it", AT_FLOOR: "sits at its own floor", UNRELIABLE: "learns unreliably",
     FAILS: "fails to learn", NO_FLOOR: "no floor known", NO_RUN: "no run",
 }  # fmt: skip
+_RATES = ("o", "^", "s", "D", "v", "P")
+_OPTIMUM = ("exact optimum", Look(INK, ""))
+_CONSTANT = ("best constant answer", drawing.REFERENCE)
 
 
 def all_figures(found: Mechanisms) -> list[Figure]:
     """Return every figure, in the order of the page."""
-    return [verdicts(found), runs(found), learning(found)] if found.tasks else []
-
-
-def verdict_marker(axes: Axes, x: float, y: float, kind: str, size: float = 8.0) -> None:
-    """Put the sign of a verdict at a place in data coordinates."""
-    colour, marker, filling, _ = SIGNS[kind]
-    axes.plot(
-        x, y, marker=marker, fillstyle=filling, ms=size, mew=1.2, color=colour,  # pyrefly: ignore
-        markerfacecoloralt="none", mec=colour, ls="none", zorder=4,
-    )  # fmt: skip
+    made = [verdicts(found), runs(found), learning(found)] if found.tasks else []
+    return [figure for figure in made if figure is not None]
 
 
 def verdicts(found: Mechanisms) -> Figure:
@@ -58,68 +54,55 @@ def verdicts(found: Mechanisms) -> Figure:
     axes.set_xlim(0, len(variants))
     axes.set_ylim(len(tasks), 0)
     axes.xaxis.tick_top()
-    axes.set_xticks(np.arange(len(variants)) + 0.5, [_folded(name) for name in variants])
+    folded = [drawing.elide(name, 16).replace("-", "-\n", 1) for name in variants]
+    axes.set_xticks(np.arange(len(variants)) + 0.5, folded)
     axes.set_yticks(
         np.arange(len(tasks)) + 0.5, [f"{t.name}\noptimum {number(t.optimum)}" for t in tasks]
     )
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)
-    data: list[tuple[Any, ...]] = []
-    for row, task in enumerate(tasks):
-        for column, variant in enumerate(variants):
-            entry = task.entry(variant)
-            if entry is not None:
-                _cell(axes, column, row, task, entry)
-                data.append((
-                    task.name, variant, entry.verdict.kind, entry.excess(task.optimum),
-                    None if entry.floor.loss is None else entry.floor.loss - task.optimum,
-                    len(entry.verdict.within), len(entry.verdict.counted),
-                ))  # fmt: skip
-    shown = list(dict.fromkeys(row[2] for row in data))
+    for entry in found.entries:
+        _cell(axes, variants.index(entry.variant), tasks.index(entry.task), entry)
+    rows = [
+        {"task": e.task.name, "variant": e.variant, "verdict": e.verdict.kind,
+         "excess": e.excess(e.task.optimum),
+         "floor_minus_optimum": None if e.floor.loss is None else e.floor.loss - e.task.optimum,
+         "within": len(e.verdict.within), "runs": len(e.verdict.counted)}
+        for e in found.entries
+    ]  # fmt: skip
+    kinds = by(rows, "verdict")
     canvas.legend(
-        handles=[_handle(kind) for kind in SIGNS if kind in shown],
+        handles=[Line2D([], [], label=KEYS[k], ms=7, **_sign(k)) for k in SIGNS if k in kinds],
         loc="outside lower left", ncols=4, fontsize=8, handletextpad=0.3,
     )  # fmt: skip
-    return Figure(
+    return drawing.figure(
         "verdicts", "The table: tasks and variants",
         "In each cell: mean final loss at the best learning rate minus the exact optimum, in nats; "
         "how many runs came within the margin of what they could reach; and, where the variant "
         "has less information than the full decoder, how far its floor lies above the optimum. "
         "The sign is the verdict; a question mark says that the sampling error could change it; "
         "“a bound”: nobody has shown that the variant could get there.",
-        canvas,
-        ("task", "variant", "verdict", "excess", "floor_minus_optimum", "within", "runs"), data,
+        canvas, rows,
     )  # fmt: skip
 
 
-def _folded(name: str) -> str:
-    return drawing.elide(name, 16).replace("-", "-\n", 1)
-
-
-def _handle(kind: str) -> Line2D:
+def _sign(kind: str) -> dict[str, Any]:
+    """Return how matplotlib draws the sign of a verdict."""
     colour, marker, filling, _ = SIGNS[kind]
-    return Line2D(
-        [], [], color=colour, marker=marker, fillstyle=filling,  # pyrefly: ignore
-        ls="none", ms=7, markerfacecoloralt="none", mec=colour, label=KEYS[kind],
-    )  # fmt: skip
+    return {"color": colour, "marker": marker, "fillstyle": filling, "mec": colour, "ls": "none",
+            "markerfacecoloralt": "none"}  # fmt: skip
 
 
-def _cell(axes: Axes, column: int, row: int, task: TaskResult, entry: Entry) -> None:
-    verdict, colour = entry.verdict, SIGNS[entry.verdict.kind][0]
-    axes.add_patch(Rectangle((column + 0.03, row + 0.05), 0.94, 0.9, color=PANEL, lw=0, zorder=1))
-    axes.add_patch(
-        Rectangle((column + 0.03, row + 0.05), 0.94, 0.9, color=colour, alpha=0.16, lw=0, zorder=2)
-    )
-    verdict_marker(axes, column + 0.16, row + 0.5, verdict.kind)
-    excess = entry.excess(task.optimum)
-    floor = entry.floor.loss
-    apart = floor is not None and floor > task.optimum + 5e-4
-    lines = [
-        ("–" if excess is None else number(excess, signed=True), 8.5, "bold"),
-        (verdict.k_of_n + (" ?" if verdict.close else ""), 7, "normal"),
-    ]
-    if apart and floor is not None:
-        lines.append((f"floor {number(floor - task.optimum, signed=True)}", 6.5, "normal"))
+def _cell(axes: Axes, column: int, row: int, entry: Entry) -> None:
+    verdict = entry.verdict
+    for colour, alpha in ((PANEL, 1.0), (SIGNS[verdict.kind][0], 0.16)):
+        box = Rectangle((column + 0.03, row + 0.05), 0.94, 0.9, color=colour, alpha=alpha, lw=0)
+        axes.add_patch(box)
+    axes.plot(column + 0.16, row + 0.5, ms=8.0, mew=1.2, zorder=4, **_sign(verdict.kind))
+    excess = number(entry.excess(entry.task.optimum), signed=True)
+    lines = [(excess, 8.5, "bold"), (verdict.k_of_n + (" ?" if verdict.close else ""), 7, "normal")]
+    if entry.apart is not None:
+        lines.append((f"floor {number(entry.apart, signed=True)}", 6.5, "normal"))
     elif verdict.kind == FAILS and not entry.floor.reached:
         lines.append(("a bound", 6.5, "normal"))
     places = {2: (0.36, 0.68), 3: (0.25, 0.53, 0.79)}[len(lines)]
@@ -134,20 +117,22 @@ def _cell(axes: Axes, column: int, row: int, task: TaskResult, entry: Entry) -> 
 def runs(found: Mechanisms) -> Figure:
     """Draw every run's final loss as a dot, a panel for each task and a row for each variant."""
     variants = found.variants
-    rates = sorted({o.rate for t in found.tasks for e in t.entries for o in e.outcomes})
-    canvas, panels = _grid(found, 0.6 + 0.24 * len(variants), sharey=True)
-    data: list[tuple[Any, ...]] = []
-    for panel, task in zip(panels, found.tasks, strict=True):
-        axes: Axes = panel
+    rates = sorted({outcome.rate for entry in found.entries for outcome in entry.outcomes})
+    columns = min(2, len(found.tasks))
+    lines = math.ceil(len(found.tasks) / columns)
+    canvas = drawing.canvas(0.75 + (0.6 + 0.24 * len(variants)) * lines)
+    panels = canvas.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    for axes in panels[len(found.tasks) :]:
+        axes.remove()
+    for axes, task in zip(panels, found.tasks, strict=False):
         axes.set_title(task.name)
         axes.axvline(task.optimum, color=INK, lw=1.2)
         axes.axvline(task.unigram, color=MUTED, lw=1.0, ls=drawing.REFERENCE.dash)
         known = [o.loss for e in task.entries for o in e.outcomes if o.loss is not None]
         right = max([task.unigram, *known])
-        for row, variant in enumerate(variants):
-            entry = task.entry(variant)
-            if entry is not None:
-                data += _row_of_runs(axes, row, task, entry, found, rates, right)
+        for entry in task.entries:
+            y, colour = variants.index(entry.variant), found.looks[entry.variant].colour
+            _row_of_runs(axes, y, entry, rates, right, colour)
         room = 0.05 * (right - task.optimum) or 0.05
         axes.set_xlim(task.optimum - room, right + 2 * room)
         axes.set_ylim(len(variants) - 0.4, -0.6)
@@ -158,9 +143,9 @@ def runs(found: Mechanisms) -> Figure:
         axes.grid(axis="y")
     canvas.supxlabel("final loss (nats per scored token)", size=9)
     keys = [
-        Line2D([], [], color=INK, lw=1.2, label="exact optimum"),
+        Line2D([], [], color=INK, lw=1.2, label=_OPTIMUM[0]),
         Line2D([], [], color=MUTED, lw=3, marker="|", ms=9, mew=3, ls="none", label="own floor"),
-        Line2D([], [], color=MUTED, ls=drawing.REFERENCE.dash, label="best constant answer"),
+        Line2D([], [], color=MUTED, ls=drawing.REFERENCE.dash, label=_CONSTANT[0]),
         *(
             Line2D([], [], color=MUTED, marker=_RATES[i % len(_RATES)], ls="none", ms=4.5, mew=0,
                    label=f"rate {rate:g}")
@@ -168,107 +153,76 @@ def runs(found: Mechanisms) -> Figure:
         ),
     ]  # fmt: skip
     canvas.legend(handles=keys, loc="outside upper left", ncols=4, fontsize=8)
-    return Figure(
+    return drawing.figure(
         "runs", "Every run",
         "Each mark is the final loss of one run; its shape is the learning rate. The line is the "
         "optimum, the short bar the floor of the variant where that is higher, the dotted line the "
         "best constant answer. A cross at the right edge is a run that diverged.",
-        canvas, ("task", "variant", "seed", "learning_rate", "outcome", "loss", "standard_error"),
-        data,
+        canvas,
+        [
+            {"task": e.task.name, "variant": e.variant, "seed": o.seed, "learning_rate": o.rate,
+             "outcome": o.outcome, "loss": o.loss, "standard_error": o.error}
+            for e in found.entries for o in e.outcomes
+        ],
     )  # fmt: skip
 
 
-_RATES = ("o", "^", "s", "D", "v", "P")
-
-
 def _row_of_runs(
-    axes: Axes, row: int, task: TaskResult, entry: Entry, found: Mechanisms,
-    rates: Sequence[float], right: float,
-) -> list[tuple[Any, ...]]:  # fmt: skip
-    floor = entry.floor.loss
-    if floor is not None and floor > task.optimum + 5e-4:
-        axes.plot([floor, floor], [row - 0.42, row + 0.42], color=MUTED, lw=3, zorder=2)
-    look = found.looks[entry.variant]
-    rows = []
+    axes: Axes, y: int, entry: Entry, rates: Sequence[float], right: float, colour: str
+) -> None:
+    if entry.apart is not None:
+        axes.plot([entry.floor.loss] * 2, [y - 0.42, y + 0.42], color=MUTED, lw=3, zorder=2)
     for o in entry.outcomes:
         index = rates.index(o.rate)
-        shift = 0.5 * ((index + 0.5) / len(rates) - 0.5)
-        rows.append((task.name, entry.variant, o.seed, o.rate, o.outcome, o.loss, o.error))
+        at = y + 0.5 * ((index + 0.5) / len(rates) - 0.5)
         if o.outcome == DIVERGED:
-            axes.plot(
-                right, row + shift, marker="x", color=look.colour, ms=6, mew=1.6, clip_on=False
-            )
+            axes.plot(right, at, marker="x", color=colour, ms=6, mew=1.6, clip_on=False)
         elif o.loss is not None:
-            axes.plot(
-                o.loss, row + shift, marker=_RATES[index % len(_RATES)], color=look.colour, ms=4.5,
-                mew=0, alpha=0.85, zorder=3, clip_on=False,
-            )  # fmt: skip
-    return rows
+            axes.plot(o.loss, at, marker=_RATES[index % len(_RATES)], color=colour, ms=4.5, mew=0,
+                      alpha=0.85, zorder=3, clip_on=False)  # fmt: skip
 
 
-def learning(found: Mechanisms) -> Figure:
-    """Draw validation loss against step at each variant's best rate, with the optimum."""
-    canvas, panels = _grid(found, 2.5, sharey=False)
-    data: list[tuple[Any, ...]] = []
-    for panel, task in zip(panels, found.tasks, strict=True):
-        axes: Axes = panel
-        axes.set_title(task.name)
-        axes.axhline(task.optimum, color=INK, lw=1.2)
-        axes.axhline(task.unigram, color=MUTED, lw=1.0, ls=drawing.REFERENCE.dash)
-        late = [task.unigram]
-        for entry in task.entries:
-            look = found.looks[entry.variant]
-            names = {o.run for o in entry.outcomes if o.rate == entry.evidence.rate}
-            shown = [run for run in task.results.runs if run.id in names]
-            for run in shown:
-                steps, losses = run.curve("validation/loss")
-                axes.plot(steps, losses, color=look.colour, lw=0.6, alpha=0.5)
-                data += [
-                    (task.name, entry.variant, run.seed, entry.evidence.rate, *point)
-                    for point in zip(steps, losses, strict=True)
-                ]
-                late += [run.final_loss] if run.final_loss is not None else []
-            done = [run for run in shown if run.outcome == FINISHED]
-            each = [dict(zip(*run.curve("validation/loss"), strict=True)) for run in done]
-            steps = sorted(set.intersection(*map(set, each))) if each else []
-            middle = [math.fsum(own[step] for own in each) / len(each) for step in steps]
-            axes.plot(steps, middle, color=look.colour, ls=look.dash, lw=1.7)
-            if steps:
-                axes.plot(steps[-1], middle[-1], color=look.colour, marker=look.marker, ms=5,
-                          mew=0, clip_on=False, zorder=5)  # fmt: skip
-        room = 0.06 * (max(late) - task.optimum) or 0.05
-        axes.set_ylim(task.optimum - room, max(late) + 2 * room)
-        axes.set_xlim(0, max(task.steps, 1))
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.grid(axis="y")
-    canvas.supxlabel("step", size=9)
-    canvas.supylabel("validation loss (nats per scored token)", size=9)
-    keys = [
-        Line2D([], [], color=look.colour, ls=look.dash, marker=look.marker, ms=5, mew=0, label=name)
-        for name, look in found.looks.items()
-        if name in found.variants
-    ]
-    keys += [
-        Line2D([], [], color=INK, lw=1.2, label="exact optimum"),
-        Line2D([], [], color=MUTED, ls=drawing.REFERENCE.dash, label="best constant answer"),
-    ]
-    canvas.legend(handles=keys, loc="outside upper left", ncols=5, fontsize=7.5, handlelength=2.4)
-    return Figure(
+def learning(found: Mechanisms) -> Figure | None:
+    """Draw validation loss against step at each variant's best rate; None without an evaluation."""
+    shown = [
+        (entry, run) for entry in found.entries for run in entry.task.results.runs
+        if run.cell == entry.variant and run.rates.learning_rate == entry.evidence.rate
+    ]  # fmt: skip
+    rows = [
+        {"task": entry.task.name, "variant": entry.variant, "seed": run.seed,
+         "learning_rate": entry.evidence.rate, "step": step, "loss": loss}
+        for entry, run in shown for step, loss in zip(*run.curve("validation/loss"), strict=True)
+    ]  # fmt: skip
+    if not rows:
+        return None
+    own = by(rows, "task")
+    columns = min(2, len(found.tasks))
+    canvas = pictures.lines(
+        [_curves(task, own.get(task.name, [])) for task in found.tasks], found.looks,
+        Axis("step", "step"), Axis("loss", "validation loss (nats per scored token)"),
+        height=0.75 + 2.5 * math.ceil(len(found.tasks) / columns), columns=columns,
+        unit=lambda row: (row["task"], row["seed"]),
+        ended={(e.variant, (e.task.name, run.seed)): "" for e, run in shown
+               if run.outcome != FINISHED},
+        key=[*found.looks.items(), _OPTIMUM, _CONSTANT],
+    )  # fmt: skip
+    return drawing.figure(
         "learning", "Learning curves",
         "Validation loss while training, at each variant's best learning rate: thin a seed, thick "
         "the mean. What lies above the axis at the start is cut off. Between the last step and the "
         "others the number of sequences differs, so curves may bend a little at the end.",
-        canvas, ("task", "variant", "seed", "learning_rate", "step", "loss"), data,
+        canvas, rows,
     )  # fmt: skip
 
 
-def _grid(found: Mechanisms, height: float, *, sharey: bool) -> tuple[Any, list[Axes]]:
-    """Return a canvas with one panel for each task, two side by side."""
-    count = len(found.tasks)
-    columns = min(2, count)
-    rows = math.ceil(count / columns)
-    canvas = drawing.canvas(0.75 + height * rows)
-    panels = canvas.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
-    for axes in panels[count:]:
-        axes.remove()
-    return canvas, list(panels[:count])
+def _curves(task: Task, rows: Sequence[pictures.Row]) -> Panel:
+    """Return a panel whose axis tells the ends apart; the start may lie above it."""
+    best = {(e.variant, e.evidence.rate) for e in task.entries}
+    ends = [r.final_loss for r in task.results.runs if (r.cell, r.rates.learning_rate) in best]
+    late = max([task.unigram, *(loss for loss in ends if loss is not None)])
+    room = 0.06 * (late - task.optimum) or 0.05
+    marks = [(task.optimum, *_OPTIMUM), (task.unigram, *_CONSTANT)]
+    return Panel(
+        rows, task.name, Axis("step", scale="steps", limits=(0, max(task.steps, 1))),
+        Axis("loss", limits=(task.optimum - room, late + 2 * room), marks=marks),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A survey of spectra read back from its two files, and the table made of it. No JAX."""
+"""A survey of spectra read back from its two files, and its rows. No JAX."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ from typing import Any
 import numpy as np
 
 from normjax.errors import UserError
-from normjax.reporting import palette, tables
+from normjax.reporting import palette
 from normjax.reporting.palette import Look
 from normjax.runs import runlog
 
 FORMAT = 1
 GAINS = ("rr", "rt", "tr", "tt", "cosine")
-COLUMNS = (
-    *("series", "seed", "step", "depth", "part", "position", "run", "sequences"),
-    *("sigma_max", "sigma_min", "rms_gain", "condition"),
-    *("deflated_max", "deflated_min", "deflated_condition"),
-    *(f"deflated_condition_{q}" for q in ("low", "high")),
-    *GAINS,
-    *("stream_rms_before", "stream_rms_after"),
-    *("theory_max", "theory_min", "theory_distance"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,16 +42,19 @@ class Point:
         """Return (B, d - 1) log singular values of the stack at the last position."""
         return self.arrays["log_deflated"][:, -1]
 
+    def logs(self, part: str) -> np.ndarray:
+        """Return (B, d - 1) log singular values of the stack or a block at the last position."""
+        if part == "stack":
+            return self.log_deflated()
+        return np.log(_positive(self.arrays["deflated"][int(part.split()[1]) - 1, :, -1]))
+
     def relative(self, part: str, reference: float | None) -> np.ndarray:
         """Return the log singular values of a part, all tokens on one scale.
 
         Each token is shifted from the log root mean square that theory gives for it to the
         reference, that of the law it is laid beside. Without a reference nothing is shifted.
         """
-        if part == "stack":
-            logs = self.log_deflated()
-        else:
-            logs = np.log(_positive(self.arrays["deflated"][int(part.split()[1]) - 1, :, -1]))
+        logs = self.logs(part)
         own = self.arrays.get(f"scale/{part}")
         if reference is None or own is None or not len(own):
             return logs.ravel()
@@ -146,75 +140,55 @@ def read_survey(workdir: Path) -> Survey:
     return Survey(record, tuple(points))
 
 
-def csv(survey: Survey) -> str:
+def rows(survey: Survey) -> list[dict[str, Any]]:
     """Return one row per condition, part (block or stack) and position: medians over sequences."""
-    rows = []
-    for point in survey.points:
-        if not point.measured:
-            continue
-        for p, position in enumerate(point.positions):
-            rows += [_block_row(point, block, p, position) for block in range(1, point.depth + 1)]
-            rows.append(_stack_row(point, p, position))
-    return tables.csv_text(COLUMNS, rows)
+    return [
+        _row(point, block, p)
+        for point in survey.points if point.measured
+        for p in range(len(point.positions)) for block in (*range(1, point.depth + 1), 0)
+    ]  # fmt: skip
 
 
-def _head(point: Point, part: str, position: int) -> tuple[Any, ...]:
-    sequences = point.arrays["raw"].shape[1]
-    return (point.series, point.seed, point.step, point.depth, part, position, point.run, sequences)
+def _row(point: Point, block: int, p: int) -> dict[str, Any]:
+    """Return the row of a block, or of the stack, 0, at a position."""
+    a, part = point.arrays, f"block {block}" if block else "stack"
+    rms, i = np.sqrt(a["mean_square"][:, :, p]), block - 1
+    if block:
+        raw, inner = (np.log(_positive(a[name][i, :, p])) for name in ("raw", "deflated"))
+    else:
+        raw, inner = a["log_raw"][:, p], a["log_deflated"][:, p]
+    top, spread = raw[:, 0], np.exp(inner[:, 0] - inner[:, -1])
+    mean_square = np.log(np.mean(np.exp(2 * (raw - top[:, None])), axis=1)) / 2 + top
+    low, high = np.quantile(spread, (0.25, 0.75))
+    law = point.law(part) if p == len(point.positions) - 1 else None
+    return {
+        "series": point.series, "seed": point.seed, "step": point.step, "depth": point.depth,
+        "part": part, "position": point.positions[p], "run": point.run,
+        "sequences": a["raw"].shape[1],
+        "sigma_max": _median(np.exp(top)), "sigma_min": _median(np.exp(raw[:, -1])),
+        "rms_gain": _median(np.exp(mean_square)),
+        "condition": _median(np.exp(np.minimum(top - raw[:, -1], 700.0))),
+        "deflated_max": _median(np.exp(inner[:, 0])),
+        "deflated_min": _median(np.exp(inner[:, -1])), "deflated_condition": _median(spread),
+        "deflated_condition_low": float(low), "deflated_condition_high": float(high),
+        **{name: _median(a[f"gains/{name}"][i, :, p]) if block else None for name in GAINS},
+        "stream_rms_before": _median(rms[i if block else 0]),
+        "stream_rms_after": _median(rms[block if block else -1]),
+        **dict(zip(("theory_max", "theory_min", "theory_distance"), _theory(law), strict=True)),
+    }  # fmt: skip
 
 
-def _block_row(point: Point, block: int, p: int, position: int) -> tuple[Any, ...]:
-    a, i = point.arrays, block - 1
-    raw, inner = a["raw"][i, :, p], a["deflated"][i, :, p]
-    rms = np.sqrt(a["mean_square"][:, :, p])
-    last = p == len(point.positions) - 1
-    return (
-        *_head(point, f"block {block}", position),
-        *_spectrum(np.log(_positive(raw)), np.log(_positive(inner))),
-        *(_median(a[f"gains/{name}"][i, :, p]) for name in GAINS),
-        _median(rms[i]), _median(rms[i + 1]), *_theory(point, f"block {block}" if last else ""),
-    )  # fmt: skip
-
-
-def _stack_row(point: Point, p: int, position: int) -> tuple[Any, ...]:
-    a = point.arrays
-    rms = np.sqrt(a["mean_square"][:, :, p])
-    return (
-        *_head(point, "stack", position), *_spectrum(a["log_raw"][:, p], a["log_deflated"][:, p]),
-        *(None for _ in GAINS), _median(rms[0]), _median(rms[-1]),
-        *_theory(point, "stack" if p == len(point.positions) - 1 else ""),
-    )  # fmt: skip
+def _theory(law: tuple[dict[str, Any], Any, Any] | None) -> tuple[float | None, ...]:
+    """Return the largest and the smallest singular value of a law, and how far off it is."""
+    if law is None or law[0]["log_high"] is None:
+        return None, None, None
+    low, high = (-np.inf if (log := law[0][k]) is None else log for k in ("log_low", "log_high"))
+    return float(np.exp(high)), float(np.exp(low)), law[0]["distance"]
 
 
 def _positive(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0, x, np.finfo(float).tiny)
 
 
-def _spectrum(log_raw: np.ndarray, log_inner: np.ndarray) -> tuple[float, ...]:
-    """Return the columns from sigma_max to deflated_condition_high, from logs (B, n)."""
-    top = log_raw[:, 0]
-    mean_square = np.log(np.mean(np.exp(2 * (log_raw - top[:, None])), axis=1)) / 2 + top
-    spread = np.exp(log_inner[:, 0] - log_inner[:, -1])
-    return (
-        _median(np.exp(top)), _median(np.exp(log_raw[:, -1])), _median(np.exp(mean_square)),
-        _median(np.exp(np.minimum(top - log_raw[:, -1], 700.0))),
-        _median(np.exp(log_inner[:, 0])), _median(np.exp(log_inner[:, -1])), _median(spread),
-        *(float(q) for q in np.quantile(spread, (0.25, 0.75))),
-    )  # fmt: skip
-
-
 def _median(x: np.ndarray) -> float:
     return float(np.median(x))
-
-
-def _theory(point: Point, name: str) -> tuple[Any, ...]:
-    law = point.law(name) if name else None
-    if law is None or law[0]["log_high"] is None:
-        return (None, None, None)
-    record = law[0]
-    low = record["log_low"]
-    return (
-        float(np.exp(record["log_high"])),
-        (0.0 if low is None else float(np.exp(low))),
-        record["distance"],
-    )

@@ -44,6 +44,7 @@ from normjax.decoder_config import MAX_DEPTH, DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.blocks import MAX_DENSE, Parts
 from normjax.placements import PLACEMENTS
+from normjax.reporting.wording import counted
 from normjax.runs import provenance, runner
 from normjax.runs.experiment import Options, Outcome, working_in
 from normjax.runs.grid import MAX_SEEDS, Cell, ExperimentConfig, GridConfig, Question
@@ -163,12 +164,14 @@ def _plan(config: Config, names: tuple[str, ...], folders: list[Path]) -> str:
     lines = [f"run folder {folder}" for folder in folders]
     if not folders and config.train.steps:
         lines.append(
-            f"train {len(names)} placements x {s.seeds} seeds, {config.model.depth} blocks,"
-            f" {config.train.steps} steps, then measure every checkpoint"
+            f"train {counted(len(names), 'placement')} x {counted(s.seeds, 'seed')},"
+            f" {counted(config.model.depth, 'block')}, {counted(config.train.steps, 'step')},"
+            " then measure every checkpoint"
         )
     depths = ", ".join(str(d) for d in s.depths)
-    lines.append(f"measure at initialization: {', '.join(names)}; depths {depths}; {s.seeds} seeds")
-    lines.append(f"at {s.sequences} sequences of {s.tokens} tokens, the first and the last token")
+    seeds, sequences = counted(s.seeds, "seed"), counted(s.sequences, "sequence")
+    lines.append(f"measure at initialization: {', '.join(names)}; depths {depths}; {seeds}")
+    lines.append(f"at {sequences} of {s.tokens} tokens, the first and the last token")
     return "\n".join(lines)
 
 
@@ -179,15 +182,10 @@ def _train(config: Config, names: tuple[str, ...], preset: str, options: Options
         "How far do the placements get in the training whose checkpoints are measured?",
         "All of them learn; the loss is not what this experiment is about.", names[0],
     )  # fmt: skip
+    rows = {name: PLACEMENTS[name] for name in names}
     cells = [
-        Cell(
-            name,
-            PLACEMENTS[name].title,
-            PLACEMENTS[name].source,
-            {"model.placement": name},
-            colour=PLACEMENTS[name].colour,
-        )
-        for name in names
+        Cell(name, row.title, row.source, {"model.placement": name}, colour=row.colour)
+        for name, row in rows.items()
     ]
     whole = ExperimentConfig(
         config.model, config.data, config.train, GridConfig(seeds=config.spectrum.seeds)

@@ -30,8 +30,7 @@ from normjax.spectra.depth_products import DepthProduct
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured; L blocks, B sequences, P positions, d features
-    of the state.
+    """What was measured; L blocks, B sequences, P positions, d features of the state.
 
     Attributes:
       raw: (L, B, P, d) singular values of each block, descending.
@@ -54,21 +53,6 @@ class Measured:
     mean_square: Floats
     sequence: Floats
     defects: dict[str, float]
-
-    @property
-    def condition(self) -> Floats:
-        """(L, B, P) raw condition numbers of the blocks."""
-        return _ratio(self.raw)
-
-    @property
-    def deflated_condition(self) -> Floats:
-        """(L, B, P) condition numbers without the radial direction."""
-        return _ratio(self.deflated)
-
-
-def _ratio(values: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        return values[..., 0] / values[..., -1]
 
 
 def measure(

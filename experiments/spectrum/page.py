@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.spectrum import data
-from experiments.spectrum import profiles as survey_profiles
-from experiments.spectrum import spectra as survey_spectra
+from experiments.spectrum import data, figures
 from experiments.spectrum.data import Point, Survey
-from normjax.reporting import html, palette, report
+from normjax.reporting import html, report, tables
 from normjax.reporting.drawing import Figure
-from normjax.reporting.html import flat
-from normjax.reporting.wording import listed
-
-TEMPLATE = Path(__file__).with_name("page.html.j2")
+from normjax.reporting.html import Page, Section, details, muted
+from normjax.reporting.tables import Table, dotted, number, stacked, view
+from normjax.reporting.wording import counted, listed
 
 ROUNDING = 1e-12
 """Identities are tested in float64: a defect above this is a fault of the instrument."""
@@ -31,45 +28,163 @@ def write(workdir: Path) -> tuple[Path, str]:
         UserError: if the workdir holds no usable plan.
     """
     survey = data.read_survey(Path(workdir))
+    rows = data.rows(survey)
     page = report.write_page(
-        Path(workdir), "spectrum", data.csv(survey), survey.record,
-        lambda: figures(survey), lambda drawn: render(survey, drawn),
+        Path(workdir), "spectrum",
+        tables.csv_text(list(rows[0]) if rows else (), [list(row.values()) for row in rows]),
+        survey.record, lambda: figures.all_figures(survey), lambda drawn: render(survey, drawn),
     )  # fmt: skip
     return page, report.wrapped([*warnings(survey), *findings(survey)])
 
 
-def figures(survey: Survey) -> list[Figure]:
-    """Return every figure that the survey allows, in the order of the page."""
-    trained = sorted({p.step for p in survey.points if p.measured and p.main})
-    made: list[Figure | None] = [
-        survey_spectra.blocks(survey), survey_spectra.stacks(survey),
-        survey_profiles.conditions(survey, 0), survey_profiles.gains(survey, 0),
-        survey_profiles.depths(survey), survey_profiles.training(survey),
-    ]  # fmt: skip
-    if trained and trained[-1] > 0:
-        made += [
-            survey_profiles.conditions(survey, trained[-1]),
-            survey_profiles.gains(survey, trained[-1]),
-        ]
-    made.append(survey_spectra.sequences(survey))
-    return [figure for figure in made if figure is not None]
-
-
 def render(survey: Survey, drawn: Sequence[tuple[Figure, str]]) -> str:
     """Return the page as one self-contained HTML text."""
-    return html.render(
-        TEMPLATE,
-        title="How each placement passes a small change on",
-        record=survey.record,
-        said=findings(survey),
-        warnings=warnings(survey),
-        figures=[html.picture(figure, svg) for figure, svg in drawn],
-        laws=_laws(survey),
-        defects=_defects(survey),
-        table=_table(survey),
-        settings=flat(survey.record.get("config") or {}),
-        machine=flat(survey.record.get("environment") or {}),
-    )
+    record = survey.record
+    corpus, positions = record["corpus"], " and ".join(str(p) for p in record["positions"])
+    text = html.prose(
+        "{} <code>{}</code>, {} of {} tokens, at tokens {}", corpus["name"],
+        corpus["fingerprint"][:16], counted(record["sequences"], "sequence"), record["tokens"],
+        positions,
+    )  # fmt: skip
+    return Page(
+        "How each placement passes a small change on",
+        "What are the singular values of the blocks of a decoder, and of all of them in a row, for"
+        " each placement of the norm? What happens to a small change along the residual stream, and"
+        " to one across it?",
+        warnings=warnings(survey), answer=findings(survey), no_answer="Nothing could be measured.",
+        sections=[
+            Section("stack", "The stack in numbers", [
+                muted(
+                    "From the first block to the last, at the last token; medians over sequences"
+                    " and seeds. Largest, middle, smallest and condition number without the radial"
+                    " direction."
+                ),
+                _stacks(survey),
+                muted('All numbers, block by block: <a href="spectrum.csv">spectrum.csv</a>; all'
+                      ' singular values: <a href="spectra.npz">spectra.npz</a>, described by'
+                      ' <a href="survey.json">survey.json</a>.'),
+            ]),
+            *html.figure_sections(html.picture(figure, svg) for figure, svg in drawn),
+            Section("theory", "Theory beside measurement", [
+                "For independent weights and a wide decoder the Jacobian of a sub-layer is a"
+                " multiple of the identity plus a random matrix whose size follows from the"
+                " weights, and products of such matrices have a known law. Distance: the largest"
+                " difference between the two distribution functions.",
+                _laws(survey),
+            ], "Theory"),
+            Section("instrument", "The instrument", [
+                "Some placements obey identities for any weights. They cost nothing to test and"
+                " would show a wrong derivative at once. Numbers are relative, in float64, the"
+                " worst of all tokens, of the first and the last block and of all steps.",
+                DEFECTS(_worst_defects(survey)),
+            ]),
+        ],
+        reading=html.reading(
+            "<b>Jacobian.</b> The matrix of the derivatives of one token's stream after a block, or"
+            " after all of them, with respect to that token's stream before, the other tokens held"
+            " fixed. Its <b>singular values</b> are the factors by which it stretches small"
+            " changes.",
+            "<b>Radial and tangential.</b> h = r u: a radial change goes along u and changes the"
+            " length r; a tangential one is orthogonal to u and changes the direction. A norm's"
+            " Jacobian is diag(g)/s (I − u uᵀ) but for ε/s² of the radial part.",
+            "<b>Raw and deflated.</b> A norm on the stream makes one singular value as small as ε:"
+            " the raw condition number then is s²/ε whatever the network does. Deflated spectra"
+            " leave the radial direction out on both sides.",
+            "<b>Stack.</b> The product of the blocks' Jacobians. Its singular values are computed"
+            " without ever forming the product and are right over hundreds of orders of magnitude;"
+            " sums of the blocks' logarithms are not the same thing.",
+            "<b>What varies.</b> Sequences, positions and seeds, where there are several; no"
+            " interval is given for a single run, and none says anything of other sizes or texts.",
+        ),
+        record=html.record(
+            record["command"], [("Text", text), *html.flat(record.get("environment") or {})],
+            record.get("config"), title="What was measured",
+        ),
+    ).render()  # fmt: skip
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+class Stack(NamedTuple):
+    """The points of a series at a step, and the log singular values of their stacks."""
+
+    series: str
+    points: list[Point]
+    logs: np.ndarray
+    raw: np.ndarray
+
+
+def _stacks(survey: Survey) -> str:
+    """Return a row per series and step looked at in full: the stack in numbers."""
+    rows = []
+    for name in survey.series:
+        for step in survey.steps(name):
+            points = survey.main(name, step)
+            raw = np.concatenate([p.arrays["log_raw"][:, -1] for p in points])
+            rows.append(Stack(name, points, _logs(points), raw))
+
+    def condition(row: Stack) -> str:
+        raw = min(700.0, np.median(row.raw[:, 0] - row.raw[:, -1]))
+        return stacked(_g(np.exp(np.median(row.logs[:, 0] - row.logs[:, -1]))), _g(np.exp(raw)))
+
+    def size(row: Stack) -> float:
+        return np.sqrt(np.median([p.arrays["mean_square"][-1, :, -1] for p in row.points]))
+
+    return Table([
+        view("Series", lambda row: dotted(survey.looks[row.series].colour, row.series), "name"),
+        view("Step", lambda row: row.points[0].step, "n"),
+        view("Blocks", lambda row: row.points[0].depth, "n"),
+        view("Largest", lambda row: _g(np.exp(np.median(row.logs[:, 0]))), "n"),
+        view("Middle", lambda row: _g(np.exp(np.median(row.logs))), "n"),
+        view("Smallest", lambda row: _g(np.exp(np.median(row.logs[:, -1]))), "n"),
+        view(stacked("Condition", "raw"), condition, "n"),
+        view("RMS of the stream after", lambda row: _g(size(row)), "n"),
+    ])(rows)  # fmt: skip
+
+
+def _laws(survey: Survey) -> str:
+    """Return a row per law: what was measured, what theory says, the assumption."""
+    rows = [
+        (point, part, law) for points in _initial(survey).values() for point in points
+        for part, law in point.entry.get("laws", {}).items()
+    ]  # fmt: skip
+
+    def measured(row: tuple[Point, str, dict[str, Any]]) -> str:
+        logs = row[0].logs(row[1])
+        return f"{_g(np.exp(logs.min()))} to {_g(np.exp(logs.max()))}"
+
+    def theory(row: tuple[Point, str, dict[str, Any]]) -> str | None:
+        low, high = row[2]["log_low"], row[2]["log_high"]
+        if high is None:
+            return None
+        return f"{'0' if low is None else _g(math.exp(low))} to {_g(math.exp(high))}"
+
+    def assumed(row: tuple[Point, str, dict[str, Any]]) -> str:
+        return details(f"{row[2]['assumption'][:40]}…", row[2]["assumption"])
+
+    return Table([
+        view("Series", lambda r: dotted(survey.looks[r[0].series].colour, r[0].series), "name"),
+        view("Part", lambda r: r[1], "name"),
+        view("Measured, from and to", measured, "name"),
+        view("Theory", theory, "name"),
+        view("Distance", lambda r: number(r[2]["distance"]), "n"),
+        view("Assumed, or why there is no law", assumed, "words"),
+    ])(rows)  # fmt: skip
+
+
+DEFECTS = Table([
+    view("Series", lambda row: row[0], "name"),
+    view("Identity", lambda row: row[1], "words"),
+    view("Off by", lambda row: f"{row[2]:.1e}{' (a fault)' * (row[2] > ROUNDING)}", "n"),
+], empty="None of the series obeys one.")  # fmt: skip
+
+
+def _g(value: float) -> str:
+    return f"{value:.4g}"
+
+
+# --- words ----------------------------------------------------------------------------------------
 
 
 def warnings(survey: Survey) -> list[str]:
@@ -106,11 +221,14 @@ def _logs(points: Sequence[Point]) -> np.ndarray:
     return np.concatenate([p.log_deflated() for p in points])
 
 
+def _span(points: Sequence[Point]) -> float:
+    """Return the powers of ten from the smallest to the largest singular value of the stack."""
+    logs = _logs(points)
+    return float(np.median(logs[:, 0] - logs[:, -1]) / math.log(10))
+
+
 def _of_stacks(survey: Survey) -> str:
-    spreads = {
-        name: float(np.median(_logs(points)[:, 0] - _logs(points)[:, -1]) / math.log(10))
-        for name, points in _initial(survey).items()
-    }
+    spreads = {name: _span(points) for name, points in _initial(survey).items()}
     if not spreads:
         return ""
     ranked = sorted(spreads.items(), key=lambda pair: pair[1])
@@ -184,15 +302,8 @@ def _of_training(survey: Survey) -> str:
     for name in survey.series:
         steps = survey.steps(name)
         if len(steps) > 1:
-            spread = [
-                float(
-                    np.median(
-                        _logs(survey.main(name, s))[:, 0] - _logs(survey.main(name, s))[:, -1]
-                    )
-                )
-                for s in (steps[0], steps[-1])
-            ]
-            changes[name] = (spread[1] - spread[0]) / math.log(10)
+            first, last = (_span(survey.main(name, step)) for step in (steps[0], steps[-1]))
+            changes[name] = last - first
     if not changes:
         return ""
     ranked = sorted(changes.items(), key=lambda pair: pair[1])
@@ -214,66 +325,7 @@ def _of_instrument(survey: Survey) -> str:
     if not worst:
         return ""
     return (
-        f"The identities that the placements obey exactly were tested {len(worst)} times over"
-        f" placements; the worst is off by {max(v for *_, v in worst):.0e}, rounding."
+        "The identities that the placements obey exactly were tested"
+        f" {counted(len(worst), 'time')} over placements; the worst is off by"
+        f" {max(v for *_, v in worst):.0e}, rounding."
     )
-
-
-def _laws(survey: Survey) -> list[dict[str, Any]]:
-    """Return one row per law: what was measured, what theory says, the assumption."""
-    rows = []
-    for name, points in _initial(survey).items():
-        for point in points:
-            for part in point.entry.get("laws", {}):
-                record = point.entry["laws"][part]
-                if part == "stack":
-                    logs = point.log_deflated()
-                else:
-                    block = int(part.split()[1]) - 1
-                    logs = np.log(point.arrays["deflated"][block, :, -1])
-                rows.append({
-                    "series": name, "part": part,
-                    "colour": palette.variable(survey.looks[name].colour),
-                    "measured": (_g(np.exp(logs.min())), _g(np.exp(logs.max()))),
-                    "theory": _edges(record), "distance": record["distance"],
-                    "assumption": record["assumption"],
-                })  # fmt: skip
-    return rows
-
-
-def _edges(record: dict[str, Any]) -> tuple[str, str] | None:
-    if record["log_high"] is None:
-        return None
-    low = record["log_low"]
-    return ("0" if low is None else _g(math.exp(low)), _g(math.exp(record["log_high"])))
-
-
-def _g(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _defects(survey: Survey) -> list[dict[str, Any]]:
-    return [
-        {"series": series, "name": name, "value": f"{value:.1e}", "good": value <= ROUNDING}
-        for series, name, value in _worst_defects(survey)
-    ]
-
-
-def _table(survey: Survey) -> list[dict[str, Any]]:
-    """Return one row per series and step looked at in full: the stack in numbers."""
-    rows = []
-    for name in survey.series:
-        for step in survey.steps(name):
-            points = survey.main(name, step)
-            logs, raw = _logs(points), np.concatenate([p.arrays["log_raw"][:, -1] for p in points])
-            rows.append({
-                "series": name, "step": step, "depth": points[0].depth, "seeds": len(points),
-                "colour": palette.variable(survey.looks[name].colour),
-                "largest": _g(np.exp(np.median(logs[:, 0]))),
-                "middle": _g(np.exp(np.median(logs))),
-                "smallest": _g(np.exp(np.median(logs[:, -1]))),
-                "condition": _g(np.exp(np.median(logs[:, 0] - logs[:, -1]))),
-                "raw": _g(np.exp(min(700.0, np.median(raw[:, 0] - raw[:, -1])))),
-                "rms": _g(np.sqrt(np.median([p.arrays["mean_square"][-1, :, -1] for p in points]))),
-            })  # fmt: skip
-    return rows

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from normjax.diagnostics.log import read_signals
-from normjax.reporting import loading, rank_correlation, statistics
+from normjax.reporting import explanations, loading, palette, rank_correlation, statistics
+from normjax.reporting.palette import Look
 from normjax.reporting.results import DIVERGED, UNFINISHED, Results, Run
 from normjax.reporting.statistics import Estimate
 from normjax.runs import runlog
 
+ARMS = PRE, POST, BARE, NO_RESIDUAL = "pre", "post", "none", "no-residual"
+"""The arms that the answers speak of: placements of the table, and the first without residual."""
 STUCK = 0.05
 """A final loss within so many nats of the unigram loss, or above it, counts as not trained."""
 NEAR = 0.1
@@ -50,6 +54,7 @@ class Trial:
       loss: final validation loss; infinite where it diverged, None where it is not finished.
       start: validation loss at initialization.
       folder: of the run.
+      verdict: on its signals as it lies in the folder, empty without one.
     """
 
     place: Place
@@ -59,6 +64,12 @@ class Trial:
     loss: float | None
     start: float | None
     folder: Path
+    verdict: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """In a word, what the verdict says; "" without one."""
+        return str(self.verdict.get("state", ""))
 
 
 @dataclass(frozen=True)
@@ -93,12 +104,10 @@ class Stability:
     Attributes:
       results: the workdir as the main report reads it.
       trials: every run.
-      verdicts: state and sentence of each run's verdict by folder name, where there is one.
     """
 
     results: Results
     trials: tuple[Trial, ...]
-    verdicts: dict[str, dict[str, Any]]
 
     @property
     def series(self) -> list[str]:
@@ -119,14 +128,21 @@ class Stability:
         """Every placement, depth and warm-up."""
         return list(dict.fromkeys(t.place for t in self.trials))
 
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """Colour and marker by placement."""
+        own = {k.split(",")[0]: v for k, v in explanations.colours(self.results).items()}
+        return palette.looks(self.series, self.series[0], own)
+
     def cell(self, place: Place, rate: float) -> Cell:
         """Return the runs of one place and rate."""
         own = tuple(t for t in self.trials if t.place == place and t.rate == rate)
         return Cell(place, rate, own)
 
-    def cells(self, place: Place) -> list[Cell]:
-        """Return the cells of a place, by learning rate."""
-        return [self.cell(place, rate) for rate in self.rates]
+    def cells(self, *places: Place) -> list[Cell]:
+        """Return the cells of places that have runs, by learning rate."""
+        found = (self.cell(place, rate) for place in places for rate in self.rates)
+        return [cell for cell in found if cell.trials]
 
     def best(self, place: Place) -> Cell | None:
         """Return the cell with the lowest mean loss among those none of whose runs diverged."""
@@ -189,12 +205,7 @@ def read_stability(workdir: Path) -> Stability:
             int(changes.get("train.warmup_steps", usual)),
         )
         trials.append(_trial(results, run, place, unigram))
-    verdicts = {
-        t.folder.name: found
-        for t in trials
-        if (found := runlog.read_object(t.folder / "verdict.json")) is not None
-    }
-    return Stability(results, tuple(trials), verdicts)
+    return Stability(results, tuple(trials))
 
 
 def _trial(results: Results, run: Run, place: Place, unigram: float | None) -> Trial:
@@ -207,7 +218,8 @@ def _trial(results: Results, run: Run, place: Place, unigram: float | None) -> T
         outcome, loss = OPEN, None
     else:
         outcome = IS_STUCK if unigram is not None and loss > unigram - STUCK else TRAINS
-    return Trial(place, run.rates.learning_rate, run.seed, outcome, loss, start, folder)
+    verdict = runlog.read_object(folder / "verdict.json") or {}
+    return Trial(place, run.rates.learning_rate, run.seed, outcome, loss, start, folder, verdict)
 
 
 # --- what predicts the outcome ----------------------------------------------------------------

@@ -26,6 +26,8 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.stability import page as its_page
+from experiments.stability.data import ARMS, NO_RESIDUAL, PRE
+from experiments.stability.figures import in_words
 from normjax import configs
 from normjax.configs import field, part
 from normjax.data.corpora import DataConfig
@@ -39,9 +41,6 @@ from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Axis, Cell, ExperimentConfig, GridConfig, Question
 from normjax.training.train import MAX_STEPS, TrainConfig
 
-NO_RESIDUAL, KEPT = "no-residual", "pre"
-"""What the map calls a decoder without residual path, and its placement.
-"""
 SCANNED_FROM = 8
 
 
@@ -50,7 +49,7 @@ class StabilityConfig:
     """What the map spans besides the learning rates of the grid."""
 
     placements: tuple[str, ...] = field(
-        ("pre", "post", "none", NO_RESIDUAL), f"placements of the table, and {NO_RESIDUAL}",
+        ARMS, f"placements of the table, and {NO_RESIDUAL}",
         choices=lambda: (*PLACEMENTS, NO_RESIDUAL), fewest=1,
     )  # fmt: skip
     depths: tuple[int, ...] = field((2, 6), "depths in blocks", least=1, most=MAX_DEPTH, fewest=1)
@@ -81,16 +80,14 @@ FULL = {
     "train.batch_size": 16, "data.window": 64, "train.evaluate_every": 100,
     "train.final_windows": 512, "train.signal_points": 6, "grid.seeds": 3,
     "grid.learning_rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
-    "stability.placements": (
-        "pre", "post", "none", NO_RESIDUAL, "sandwich", "branch_output", "deepnorm",
-    ),
+    "stability.placements": (*ARMS, "sandwich", "branch_output", "deepnorm"),
     "stability.depths": (2, 4, 8, 16), "stability.warmups": (0, 100),
 }  # fmt: skip
 
 PRESETS = {
     "default": ("4 variants, depth 2 and 6, 5 rates, with and without warm-up, 2 seeds", {}),
     "full": ("7 variants, depth 2 to 16, 7 rates, with and without warm-up, 3 seeds", FULL),
-    "smoke": ("2 variants, one depth, 2 rates, 4 steps: whether everything runs", {
+    "smoke": ("2 variants, one depth, 4 rates, 4 steps: whether everything runs", {
         "model.width": 8, "model.heads": 2, "data.window": 8, "train.steps": 4,
         "train.warmup_steps": 1, "train.batch_size": 2, "train.evaluate_every": 2,
         "train.evaluation_windows": 2, "train.final_windows": 4, "grid.seeds": 2,
@@ -112,27 +109,23 @@ def cells(config: Config) -> list[Cell]:
     found = []
     for name in dict.fromkeys(s.placements):
         removed = name == NO_RESIDUAL
-        row = PLACEMENTS[KEPT if removed else name]
+        placement = PRE if removed else name
+        row = PLACEMENTS[placement]
         title = f"{row.title}, no residual" if removed else row.title
         for warmup in sorted(set(s.warmups)):
-            words = f"warm-up {warmup}" if warmup else "no warm-up"
+            words = in_words(warmup)
             for depth in sorted(set(s.depths)):
                 changes = {
-                    "model.placement": KEPT if removed else name, "model.residual": not removed,
+                    "model.placement": placement, "model.residual": not removed,
                     "model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM,
                     "train.warmup_steps": warmup,
                 }  # fmt: skip
-                found.append(
-                    Cell(
-                        f"{name}-{depth}-w{warmup}",
-                        f"{title}, {counted(depth, 'block')}, {words}",
-                        f"{counted(depth, 'block')}, {words}.",
-                        changes,
-                        f"{name}, {words}",
-                        depth,
-                        palette.VERMILLION if removed else PLACEMENTS[name].colour,
-                    )  # fmt: skip
-                )
+                size = counted(depth, "block")
+                found.append(Cell(
+                    f"{name}-{depth}-w{warmup}", f"{title}, {size}, {words}", f"{size}, {words}.",
+                    changes, f"{name}, {words}", depth,
+                    palette.VERMILLION if removed else row.colour,
+                ))  # fmt: skip
     return found
 
 

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.ticker import FixedLocator, NullLocator
 
-from experiments.stability.data import DIVERGES, IS_STUCK, OPEN, Place, Predictor, Stability
-from normjax.reporting import drawing
+from experiments.stability.data import DIVERGES, IS_STUCK, OPEN, Cell, Place, Predictor, Stability
+from normjax.reporting import drawing, pictures
 from normjax.reporting.drawing import Figure
-from normjax.reporting.palette import INK, MUTED, Look
+from normjax.reporting.palette import INK, Look
+from normjax.reporting.pictures import Axis, Panel, Row, Span, by
 from normjax.reporting.wording import counted
 
-COLUMNS = 4
-SHOWN = 14
+COLUMNS, SHOWN = 4, 14
+COLOURS = colormaps["cividis_r"]
+REACH = 0.3
+"""Nats above the unigram loss up to which losses are drawn."""
+
+
+def all_figures(stability: Stability, found: Sequence[Predictor]) -> list[Figure]:
+    """Return every figure that the grid allows."""
+    made = [region(stability), curves(stability), sensitivity(stability), predictors(found)]
+    return [figure for figure in made if figure is not None]
+
+
+def in_words(warmup: int) -> str:
+    """Return a number of warm-up steps in words.
+
+    >>> in_words(0), in_words(25)
+    ('no warm-up', 'warm-up 25')
+    """
+    return f"warm-up {warmup}" if warmup else "no warm-up"
+
+
+def _columns(cell: Cell) -> Row:
+    """Return the first columns of a row."""
+    return {"series": cell.place.series, "warmup": cell.place.warmup, "depth": cell.place.depth,
+            "learning_rate": cell.rate, "loss": cell.loss.mean}  # fmt: skip
 
 
 def region(stability: Stability) -> Figure | None:
     """Draw the map: depth by learning rate, one panel per placement and warm-up."""
-    losses = [c.loss.mean for p in stability.places for c in stability.cells(p)]
-    known = [x for x in losses if x is not None]
+    known = [x for c in stability.cells(*stability.places) if (x := c.loss.mean) is not None]
     if not known:
         return None
     unigram = stability.results.reference("unigram")
@@ -35,219 +59,172 @@ def region(stability: Stability) -> Figure | None:
     lines = math.ceil(len(stability.series) / columns)
     canvas = drawing.canvas(0.9 + len(warmups) * lines * (0.75 + 0.24 * len(depths)))
     grid = canvas.subplots(len(warmups) * lines, columns, squeeze=False)
-    data: list[tuple] = []
     for panel in grid.ravel():
         panel.set_visible(False)
+    rows: list[Row] = []
     for w, warmup in enumerate(warmups):
         for s, series in enumerate(stability.series):
             panel = grid[w * lines + s // columns, s % columns]
             panel.set_visible(True)
-            data += _map(panel, stability, series, warmup, shade)
-            words = f"warm-up {warmup}" if warmup else "no warm-up"
-            panel.set_title(f"{drawing.elide(series, 18)}, {words}", size=8.5)
-            if s % columns == 0:
-                panel.set_ylabel("blocks")
+            places = [Place(series, depth, warmup) for depth in depths]
+            for row, place in enumerate(places):
+                _row_of_cells(panel, row, stability, place, shade)
+            panel.set_title(f"{drawing.elide(series, 18)}, {in_words(warmup)}", size=8.5)
+            panel.set_ylabel("" if s % columns else "blocks")
+            _axes(panel, stability.rates, depths)
+            rows += [
+                {**_columns(c), "diverged": c.count(DIVERGES), "stuck": c.count(IS_STUCK),
+                 "runs": len(c.trials)}
+                for c in stability.cells(*places)
+            ]  # fmt: skip
     canvas.supxlabel("peak learning rate", fontsize=9)
-    key = colormaps["cividis_r"]
-    mappable = matplotlib_mappable(shade, key)
     bar = canvas.colorbar(
-        mappable, ax=grid.ravel().tolist(), location="top", shrink=0.5, aspect=40, pad=0.04
-    )
+        ScalarMappable(shade, COLOURS), ax=grid.ravel().tolist(), location="top", shrink=0.5,
+        aspect=40, pad=0.04,
+    )  # fmt: skip
     bar.set_label(f"final validation loss (nats per {stability.results.unit})", size=8.5)
-    return Figure(
+    return drawing.figure(
         "stability_map", "Where each placement trains",
         "Mean final loss over seeds by depth and peak learning rate; bright is good. D: runs that "
         "diverged, S: runs stuck at or above the loss of knowing only how frequent tokens are, ·: "
         "unfinished, with their number where not all seeds are. The ring marks the best rate of a "
         "depth.",
-        canvas,
-        ("series", "warmup", "depth", "learning_rate", "loss", "diverged", "stuck", "runs"), data,
+        canvas, rows,
     )  # fmt: skip
 
 
-def matplotlib_mappable(shade: Normalize, key):
-    """Return what a colour bar is made of."""
-    from matplotlib.cm import ScalarMappable
+def _row_of_cells(
+    panel: Axes, row: int, stability: Stability, place: Place, shade: Normalize
+) -> None:
+    best = stability.best(place)
+    for cell in stability.cells(place):
+        left, mean = stability.rates.index(cell.rate), cell.loss.mean
+        colour = COLOURS(shade(mean)) if mean is not None else (1, 1, 1, 1)
+        panel.fill_between(
+            [left, left + 1], row, row + 1, facecolor=colour, edgecolor="white", lw=1
+        )
+        ink = INK if np.dot(colour[:3], (0.2126, 0.7152, 0.0722)) > 0.45 else "white"
+        if words := _letters(cell):
+            panel.text(left + 0.5, row + 0.5, words, ha="center", va="center", size=7.5, color=ink)
+        elif best is not None and best.rate == cell.rate:
+            panel.plot(left + 0.5, row + 0.5, marker="o", mfc="none", mec=ink, ms=5, mew=1.1)
 
-    return ScalarMappable(shade, key)
+
+def _letters(cell: Cell) -> str:
+    counts = {mark: cell.count(x) for mark, x in (("D", DIVERGES), ("S", IS_STUCK), ("·", OPEN))}
+    return " ".join(k if n == len(cell.trials) else f"{k}{n}" for k, n in counts.items() if n)
 
 
-def _map(
-    panel: Axes, stability: Stability, series: str, warmup: int, shade: Normalize
-) -> list[tuple]:
-    depths, rates = stability.values("depth"), stability.rates
-    key = colormaps["cividis_r"]
-    data: list[tuple] = []
-    for row, depth in enumerate(depths):
-        place = Place(series, depth, warmup)
-        best = stability.best(place)
-        for column, rate in enumerate(rates):
-            cell = stability.cell(place, rate)
-            if not cell.trials:
-                continue
-            mean = cell.loss.mean
-            colour = key(shade(mean)) if mean is not None else (1, 1, 1, 1)
-            panel.fill_between(
-                [column, column + 1], row, row + 1, facecolor=colour, edgecolor="white", lw=1
-            )
-            words = _letters(cell)
-            luminance = float(np.dot(colour[:3], (0.2126, 0.7152, 0.0722)))
-            ink = INK if luminance > 0.45 else "white"
-            if words:
-                panel.text(
-                    column + 0.5, row + 0.5, words, ha="center", va="center", size=7.5, color=ink
-                )
-            elif best is not None and best.rate == rate:
-                panel.plot(column + 0.5, row + 0.5, marker="o", mfc="none", mec=ink, ms=5, mew=1.1)
-            counts = (cell.count(DIVERGES), cell.count(IS_STUCK), len(cell.trials))
-            data.append((series, warmup, depth, rate, mean, *counts))
+def _axes(panel: Axes, rates: Sequence[float], depths: Sequence[int]) -> None:
     panel.set_xlim(0, len(rates))
     panel.set_ylim(0, len(depths))
-    panel.xaxis.set_major_locator(FixedLocator([i + 0.5 for i in range(len(rates))]))
-    panel.set_xticklabels([f"{rate:g}" for rate in rates], size=6.5)
-    panel.yaxis.set_major_locator(FixedLocator([i + 0.5 for i in range(len(depths))]))
-    panel.set_yticklabels([str(d) for d in depths], size=7.5)
+    panel.set_xticks(np.arange(len(rates)) + 0.5, [f"{rate:g}" for rate in rates], size=6.5)
+    panel.set_yticks(np.arange(len(depths)) + 0.5, [str(depth) for depth in depths], size=7.5)
     panel.tick_params(length=0)
-    for side in panel.spines.values():
-        side.set_visible(False)
-    return data
+    panel.spines[:].set_visible(False)
 
 
-def _letters(cell) -> str:
-    parts = []
-    for letter, outcome in (("D", DIVERGES), ("S", IS_STUCK), ("·", OPEN)):
-        count = cell.count(outcome)
-        if count:
-            parts.append(letter if count == len(cell.trials) else f"{letter}{count}")
-    return " ".join(parts)
-
-
-def curves(stability: Stability, looks: dict[str, Look]) -> Figure | None:
+def curves(stability: Stability) -> Figure | None:
     """Draw final loss against learning rate by depth and warm-up."""
     depths, warmups = stability.values("depth"), stability.values("warmup")
-    canvas = drawing.canvas(0.8 + 1.8 * len(warmups))
-    grid = canvas.subplots(len(warmups), len(depths), squeeze=False, sharey=True)
-    data: list[tuple] = []
-    for row, warmup in enumerate(warmups):
-        for column, depth in enumerate(depths):
-            panel = grid[row, column]
-            for series in stability.series:
-                look = looks[series]
-                cells = stability.cells(Place(series, depth, warmup))
-                shown = [
-                    (c.rate, c.loss)
-                    for c in cells
-                    if c.loss.mean is not None and not c.count(DIVERGES)
-                ]
-                if not shown:
-                    continue
-                x = [rate for rate, _ in shown]
-                y = [loss.mean for _, loss in shown]
-                panel.plot(
-                    x, y, color=look.colour, marker=look.marker, ls=look.dash, ms=3.5, mew=0, lw=1.1
-                )
-                for rate, loss in shown:
-                    if loss.low is not None and loss.high is not None and loss.n > 2:
-                        panel.plot([rate] * 2, [loss.low, loss.high], color=look.colour, lw=0.8)
-                data += [(series, warmup, depth, r, e.mean, e.low, e.high) for r, e in shown]
-            drawing.log_axis(panel, "x")
-            panel.grid(True, axis="y")
-            if row == 0:
-                panel.set_title(counted(depth, "block"))
-            if column == 0:
-                panel.set_ylabel(f"warm-up {warmup}" if warmup else "no warm-up")
-    if not data:
+    cells = [
+        c for warmup in warmups for depth in depths for series in stability.series
+        for c in stability.cells(Place(series, depth, warmup))
+        if c.loss.mean is not None and not c.count(DIVERGES)
+    ]  # fmt: skip
+    if not cells:
         return None
-    unigram = stability.results.reference("unigram")
-    values = [row[4] for row in data]
-    top = max(values) if unigram is None else min(max(values), unigram + 0.3)
-    grid[0, 0].set_ylim(min(values) - 0.05, top + 0.05)
-    if unigram is not None:
-        for panel in grid.ravel():
-            panel.axhline(unigram, color=MUTED, lw=0.9, ls=drawing.REFERENCE.dash)
-    canvas.supxlabel("peak learning rate", fontsize=9)
-    canvas.supylabel(f"final validation loss (nats per {stability.results.unit})", fontsize=9)
-    drawing.legend(canvas, [(s, looks[s]) for s in stability.series], 5)
-    return Figure(
+    rows = [{**_columns(c), "low": c.loss.low, "high": c.loss.high} for c in cells]
+    drawn = by((
+        row if c.loss.n > 2 else {**row, "low": None, "high": None}
+        for row, c in zip(rows, cells, strict=True)
+    ), lambda row: (row["warmup"], row["depth"]))  # fmt: skip
+    unigram, losses = stability.results.reference("unigram"), [row["loss"] for row in rows]
+    label = f"final validation loss (nats per {stability.results.unit})"
+    canvas = pictures.lines(
+        [Panel(drawn.get((w, d), []), f"{counted(d, 'block')}, {in_words(w)}")
+         for w in warmups for d in depths],
+        stability.looks, Axis("learning_rate", "peak learning rate", "log"),
+        Axis("loss", label, limits=_window(losses, unigram),
+             marks=[] if unigram is None else [(unigram, "")]),
+        height=0.8 + 1.8 * len(warmups), columns=len(depths), series="series",
+        band=("low", "high"),
+    )  # fmt: skip
+    return drawing.figure(
         "loss_by_rate", "Final loss against learning rate",
         "Mean over seeds, with 95 % intervals from three seeds on; rates at which a run diverged "
         "are left out. Dotted: the unigram loss. A flat valley is a placement that forgives the "
         "choice of the rate.",
-        canvas, ("series", "warmup", "depth", "learning_rate", "loss", "low", "high"), data,
+        canvas, rows,
     )  # fmt: skip
 
 
-def sensitivity(stability: Stability, looks: dict[str, Look]) -> Figure | None:
+def _window(losses: Sequence[float], unigram: float | None) -> tuple[float, float]:
+    """Return limits that show what is near or below the unigram loss; without any, the better half.
+
+    >>> _window([2.0, 9.0], 3.0), _window([9.0, 10.0, 1e9], 3.0)
+    ((1.95, 3.35), (2.95, 10.05))
+    """
+    low, high = min(losses), max(losses)
+    if unigram is not None:
+        enough = unigram + REACH if low < unigram + REACH else statistics.median(losses)
+        low, high = min(low, unigram), min(high, enough)
+    return round(low - 0.05, 9), round(high + 0.05, 9)
+
+
+def sensitivity(stability: Stability) -> Figure | None:
     """Draw the learning-rate sensitivity against depth, one panel per warm-up."""
-    warmups = stability.values("warmup")
-    canvas = drawing.canvas(3.0)
-    panels = canvas.subplots(1, len(warmups), squeeze=False, sharey=True)[0]
-    data: list[tuple] = []
-    for panel, warmup in zip(panels, warmups, strict=True):
-        for series in stability.series:
-            look = looks[series]
-            points = [
-                (depth, stability.sensitivity(Place(series, depth, warmup)))
-                for depth in stability.values("depth")
-            ]
-            points = [(d, e) for d, e in points if e.mean is not None]
-            if not points:
-                continue
-            panel.plot(
-                [d for d, _ in points], [e.mean for _, e in points], color=look.colour,
-                marker=look.marker, ls=look.dash, ms=4, mew=0, lw=1.2,
-            )  # fmt: skip
-            data += [(series, warmup, d, e.mean, e.low, e.high, e.n) for d, e in points]
-        panel.set_title(f"warm-up {warmup}" if warmup else "no warm-up")
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_locator(FixedLocator(stability.values("depth")))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        panel.set_xlabel("depth (blocks)")
-        panel.grid(True, axis="y")
-    if not data:
+    depths, warmups = stability.values("depth"), stability.values("warmup")
+    rows = [
+        {"series": series, "warmup": warmup, "depth": depth, "sensitivity": found.mean,
+         "low": found.low, "high": found.high, "seeds": found.n}
+        for warmup in warmups for series in stability.series for depth in depths
+        if (found := stability.sensitivity(Place(series, depth, warmup))).mean is not None
+    ]  # fmt: skip
+    if not rows:
         return None
-    panels[0].set_ylim(0, None)
-    panels[0].set_ylabel("sensitivity (nats)")
-    drawing.legend(canvas, [(s, looks[s]) for s in stability.series], 5)
-    return Figure(
+    own = by(rows, "warmup")
+    canvas = pictures.lines(
+        [Panel(own.get(warmup, []), in_words(warmup)) for warmup in warmups], stability.looks,
+        Axis("depth", "depth (blocks)", "log2", ticks=depths),
+        Axis("sensitivity", "sensitivity (nats)", limits=(0, None)),
+        height=3.0, columns=len(warmups), series="series",
+    )  # fmt: skip
+    return drawing.figure(
         "rate_sensitivity", "Learning-rate sensitivity",
         "E[min(L(rate), L₀) − L*] over the learning rates of the grid: what is lost on average by "
         "not knowing the best rate; L₀ is the loss at initialization, which a diverged run counts "
         "as (Wortsman et al. 2023). Mean over seeds.",
-        canvas, ("series", "warmup", "depth", "sensitivity", "low", "high", "seeds"), data,
+        canvas, rows,
     )  # fmt: skip
 
 
 def predictors(found: Sequence[Predictor]) -> Figure | None:
     """Draw the strongest early predictors with their intervals."""
-    shown = list(found[:SHOWN])
-    if not shown:
+    if not found:
         return None
-    canvas = drawing.canvas(0.8 + 0.27 * len(shown))
-    panel = canvas.add_subplot()
-    for row, each in enumerate(reversed(shown)):
-        panel.plot([each.low, each.high], [row, row], color=MUTED, lw=2)
-        panel.plot(each.value, row, marker="o", color=INK, ms=5, mew=0)
-        if each.within is not None:
-            panel.plot(each.within, row, marker="D", mfc="none", mec=INK, ms=4.5)
-    panel.set_yticks(range(len(shown)))
-    panel.set_yticklabels([_label(p) for p in reversed(shown)], size=8)
-    panel.axvline(0, color=MUTED, lw=0.8)
-    panel.set_xlim(-1.02, 1.02)
-    panel.set_xlabel("rank correlation with the final loss")
-    panel.grid(True, axis="x")
-    return Figure(
+    rows = [
+        {"predictor": p.name, "when": p.when, "correlation": p.value, "low": p.low, "high": p.high,
+         "within_rate": p.within, "runs": p.runs}
+        for p in found
+    ]  # fmt: skip
+    when = {"at initialization": "start", "in the first 1 % of steps": "first 1 %"}
+
+    def name(row: Row) -> str:
+        return f"{row['predictor']} ({when.get(row['when'], 'grid')})"
+
+    canvas = pictures.intervals(
+        [Panel(rows[:SHOWN])], {name(row): Look(INK, "o") for row in rows},
+        Axis("correlation", "rank correlation with the final loss", limits=(-1.02, 1.02),
+             marks=[(0.0, "")]),
+        series=name, letters=80, row=0.27,
+        spans=[Span("correlation", "low", "high"), Span("within_rate", "", "", True, "D")],
+    )  # fmt: skip
+    return drawing.figure(
         "early_predictors", "What is known early, and what it says of the end",
         "Spearman's correlation of one early number per run with the run's final loss, diverged "
         "runs last; bar: 95 % bootstrap interval over the cells of the grid; diamond: the same "
         "among runs of one learning rate. The strongest of many: their order is uncertain where "
         "bars overlap.",
-        canvas, ("predictor", "when", "correlation", "low", "high", "within_rate", "runs"),
-        [(p.name, p.when, p.value, p.low, p.high, p.within, p.runs) for p in found],
+        canvas, rows,
     )  # fmt: skip
-
-
-def _label(predictor: Predictor) -> str:
-    when = {"at initialization": "start", "in the first 1 % of steps": "first 1 %"}
-    return f"{predictor.name} ({when.get(predictor.when, 'grid')})"

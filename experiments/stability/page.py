@@ -5,35 +5,54 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from experiments.stability import data
-from experiments.stability import figures as stability_figures
+from experiments.stability import data, figures
 from experiments.stability.data import (
+    BARE,
     DIVERGES,
     EARLY,
     IS_STUCK,
     NEAR,
+    NO_RESIDUAL,
     OPEN,
+    POST,
+    PRE,
     STUCK,
     TRAINS,
-    Cell,
     Place,
     Predictor,
     Stability,
 )
-from normjax.reporting import explanations, html, palette, report, tables
+from experiments.stability.figures import in_words
+from normjax.reporting import html, report
 from normjax.reporting.drawing import Figure
-from normjax.reporting.html import flat
-from normjax.reporting.palette import Look
+from normjax.reporting.html import Page, Section, details, muted
+from normjax.reporting.tables import Column, Table, dotted, interval, number, stacked, tag, view
 from normjax.reporting.wording import counted, listed
 
-TEMPLATE = Path(__file__).with_name("page.html.j2")
-
-COLUMNS = (
-    *("series", "depth", "warmup", "learning_rate", "loss", "loss_low", "loss_high"),
-    *("trains", "stuck", "diverged", "unfinished", "runs", "verdict"),
-)
+CELLS = Table([
+    *(Column(name, lambda c, name=name: getattr(c.place, name)) for name in Place._fields),
+    Column("learning_rate", lambda c: c.rate),
+    Column("loss", lambda c: c.loss.mean),
+    Column("loss_low", lambda c: c.loss.low),
+    Column("loss_high", lambda c: c.loss.high),
+    *(Column(name, lambda c, outcome=outcome: c.count(outcome)) for name, outcome in (
+        ("trains", TRAINS), ("stuck", IS_STUCK), ("diverged", DIVERGES), ("unfinished", OPEN))),
+    Column("runs", lambda c: len(c.trials)),
+    Column("verdict", lambda c: "; ".join(dict.fromkeys(t.state for t in c.trials if t.state))),
+])  # fmt: skip
+PREDICTORS = Table([
+    view("Number", lambda p: tag("code", p.name), "words"),
+    view("Known", lambda p: p.when, "name"),
+    view("Rank correlation", lambda p: number(p.value, True, 2), "n"),
+    view("95 % interval", lambda p: f"{number(p.low, True, 2)} to {number(p.high, True, 2)}", "n"),
+    view("Within one rate", lambda p: number(p.within, True, 2), "n"),
+], empty="Too few finished runs with signals.")  # fmt: skip
+VERDICTS = Table([
+    view("Run", lambda t: tag("code", t.folder.name), "id"),
+    view("Verdict", lambda t: t.state, "name"),
+    view("Why", lambda t: t.verdict.get("sentence", ""), "words"),
+])  # fmt: skip
 
 
 def write(workdir: Path) -> tuple[Path, str]:
@@ -44,46 +63,13 @@ def write(workdir: Path) -> tuple[Path, str]:
     """
     stability = data.read_stability(Path(workdir))
     found = data.predictors(stability)
+    cells = CELLS.csv(stability.cells(*stability.places))
     page = report.write_page(
-        Path(workdir), "stability", csv(stability), stability.results.plan,
-        lambda: figures(stability, found), lambda drawn: render(stability, found, drawn),
+        Path(workdir), "stability", cells, stability.results.plan,
+        lambda: figures.all_figures(stability, found),
+        lambda drawn: render(stability, found, drawn),
     )  # fmt: skip
     return page, report.wrapped(findings(stability, found))
-
-
-def looks(stability: Stability) -> dict[str, Look]:
-    """Return colour and marker by placement."""
-    names = stability.series
-    own = {}
-    for series, colour in explanations.colours(stability.results).items():
-        own |= {name: colour for name in names if series.startswith(f"{name}, ")}
-    return palette.looks(names, names[0], own)
-
-
-def figures(stability: Stability, found: Sequence[Predictor]) -> list[Figure]:
-    """Return every figure that the grid allows."""
-    shown = looks(stability)
-    made = [
-        stability_figures.region(stability), stability_figures.curves(stability, shown),
-        stability_figures.sensitivity(stability, shown), stability_figures.predictors(found),
-    ]  # fmt: skip
-    return [figure for figure in made if figure is not None]
-
-
-def csv(stability: Stability) -> str:
-    """Return one row per cell: placement, depth, warm-up, rate."""
-    rows = []
-    for place in stability.places:
-        for cell in stability.cells(place):
-            if not cell.trials:
-                continue
-            loss = cell.loss
-            counts = [cell.count(o) for o in (TRAINS, IS_STUCK, DIVERGES, OPEN)]
-            states = [stability.verdicts.get(t.folder.name, {}).get("state") for t in cell.trials]
-            verdict = "; ".join(dict.fromkeys(s for s in states if s))
-            rows.append((*place, cell.rate, loss.mean, loss.low, loss.high, *counts,
-                         len(cell.trials), verdict))  # fmt: skip
-    return tables.csv_text(COLUMNS, rows)
 
 
 def render(
@@ -91,18 +77,93 @@ def render(
 ) -> str:
     """Return the page as one self-contained HTML text."""
     plan = stability.results.plan
-    return html.render(
-        TEMPLATE,
-        plan=plan,
-        said=findings(stability, found),
-        figures=[html.picture(figure, svg) for figure, svg in drawn],
-        table=_table(stability),
-        verdicts=_verdicts(stability),
-        predictors=found,
-        unit=stability.results.unit,
-        near=NEAR, stuck=STUCK, early=EARLY,
-        settings=flat(plan.get("config") or {}),
-    )  # fmt: skip
+    judged = sorted((t for t in stability.trials if t.verdict), key=lambda t: t.folder.name)
+    verdicts = [details(f"All {len(judged)} runs", VERDICTS(judged))]
+    places = sorted(stability.places, key=lambda place: (place.depth, place.warmup))
+    return Page(
+        plan["title"], plan["question"],
+        lead=[muted("Expected beforehand: {}", plan["hypothesis"])],
+        answer=findings(stability, found),
+        sections=[
+            *html.figure_sections(html.picture(figure, svg) for figure, svg in drawn),
+            Section("places", "Every placement, depth and warm-up", [
+                _places(stability)(places),
+                muted('Every cell: <a href="stability.csv">stability.csv</a>. Every run and'
+                      ' evaluation: <a href="results.csv">results.csv</a>; the runs one by one:'
+                      ' <a href="report.html">report.html</a>.'),
+            ]),
+            Section("predictors", "Early predictors", [PREDICTORS(found[:30])]),
+            *([Section("verdicts", "Verdicts", verdicts)] if judged else []),
+        ],
+        reading=html.reading(
+            "<b>Outcomes.</b> Diverged: the loss or the gradient was not finite for many steps in a"
+            " row. Stuck: the final loss is no lower than {stuck} nats below the unigram loss, that"
+            " of a model that knows only how frequent each {unit} is. Trains: anything better. A"
+            " cell trains if all its runs do.",
+            "<b>Working range.</b> The powers of ten between the smallest and the largest learning"
+            " rate of the grid whose mean loss is within {near} nats of the best rate's and at"
+            " which no run diverged. None where not every run trains even at the best rate.",
+            "<b>Sensitivity.</b> E[min(L(rate), L₀) − L*] over the learning rates of the grid,"
+            " within each seed (Wortsman et al. 2023, arXiv 2309.14322). It depends on the range of"
+            " rates: compare within a page. A variant that trains at no rate is insensitive too,"
+            " and no better for it.",
+            "<b>Early predictors.</b> Numbers at initialization or in the first {early:g} % of the"
+            " steps; one number per run and signal: the largest or smallest over layers, heads and"
+            " parameters, or the last layer over the first. Spearman's correlation with the final"
+            " loss, diverged runs last. Many were tried, so the strongest is flattered; its"
+            " interval is not corrected for that.",
+            "<b>What varies.</b> Few seeds, one text, small models and a short training: a map of"
+            " this size, not a law.",
+            stuck=STUCK, near=NEAR, early=100 * EARLY, unit=stability.results.unit,
+        ),
+        record=html.record(plan["command"], config=plan.get("config")),
+    ).render()  # fmt: skip
+
+
+def _places(stability: Stability) -> Table:
+    """Return the table of places: best rate, loss, range, sensitivity, counts."""
+
+    def rate(place: Place) -> str | None:
+        best = stability.best(place)
+        return None if best is None else f"{best.rate:.2g}"
+
+    def loss(place: Place) -> str:
+        best = stability.best(place)
+        return interval(None if best is None else best.loss)
+
+    def reach(place: Place) -> str:
+        return number(stability.working_range(place), digits=1)
+
+    def trains(place: Place) -> str:
+        cells = stability.cells(place)
+        return f"{sum(cell.trains for cell in cells)} of {len(cells)}"
+
+    def count(place: Place, outcome: str) -> int:
+        return sum(trial.outcome == outcome for trial in of(place))
+
+    def states(place: Place) -> str:
+        counts = Counter(trial.state or "not judged" for trial in of(place))
+        return ", ".join(f"{n} {state}" for state, n in counts.most_common())
+
+    def of(place: Place) -> list[data.Trial]:
+        return [trial for cell in stability.cells(place) for trial in cell.trials]
+
+    return Table([
+        view("Blocks", lambda p: p.depth, "n"),
+        view("Warm-up", lambda p: p.warmup, "n"),
+        view("Placement", lambda p: dotted(stability.looks[p.series].colour, p.series), "name"),
+        view("Best rate", rate, "n"),
+        view("Loss there", loss, "n"),
+        view(stacked("Working range", "powers of ten"), reach, "n"),
+        view(stacked("Sensitivity", "nats"), lambda p: interval(stability.sensitivity(p)), "n"),
+        view("Cells that train", trains, "n"),
+        view("Diverged", lambda p: f"{count(p, DIVERGES)} of {len(of(p))}", "n"),
+        view("Stuck", lambda p: count(p, IS_STUCK), "n"),
+        view("Verdicts", states, "words"),
+    ])  # fmt: skip
+
+
+# --- words ----------------------------------------------------------------------------------------
 
 
 def findings(stability: Stability, found: Sequence[Predictor]) -> list[str]:
@@ -129,21 +190,21 @@ def _best_loss(stability: Stability, series: str, depth: int) -> float | None:
 
 
 def _gap(stability: Stability, series: str, depth: int) -> float | None:
-    own, base = _best_loss(stability, series, depth), _best_loss(stability, "pre", depth)
+    own, base = _best_loss(stability, series, depth), _best_loss(stability, PRE, depth)
     return None if own is None or base is None else own - base
 
 
 def _signed(value: float | None) -> str:
-    return "no rate works" if value is None else tables.number(value, True, 2)
+    return "no rate works" if value is None else number(value, True, 2)
 
 
 def _residual_or_norm(stability: Stability) -> str:
-    if not {"pre", "none", "no-residual"} <= set(stability.series):
+    if not {PRE, BARE, NO_RESIDUAL} <= set(stability.series):
         return ""
     parts, more, less = [], [], []
     for depth in stability.values("depth"):
-        residual = _gap(stability, "no-residual", depth)
-        norm = _gap(stability, "none", depth)
+        residual = _gap(stability, NO_RESIDUAL, depth)
+        norm = _gap(stability, BARE, depth)
         parts.append(f"{counted(depth, 'block')} {_signed(residual)} and {_signed(norm)}")
         if norm is not None:
             (more if residual is None or residual > norm else less).append(str(depth))
@@ -154,29 +215,27 @@ def _residual_or_norm(stability: Stability) -> str:
     if more and not less:
         return text + " The residual path matters more at every depth here."
     if more:
+        noun = "block" if more == ["1"] else "blocks"
         return text + (
-            f" The residual path matters more at {listed(more)} blocks and not at {listed(less)}."
+            f" The residual path matters more at {listed(more)} {noun} and not at {listed(less)}."
         )
     return text + " The residual path does not matter more at any depth here."
 
 
 def _share(stability: Stability, series: str, depth: int) -> tuple[int, int]:
-    cells = [
-        c for w in stability.values("warmup") for c in stability.cells(Place(series, depth, w))
-        if c.trials
-    ]  # fmt: skip
+    cells = stability.cells(*(Place(series, depth, w) for w in stability.values("warmup")))
     return sum(c.trains for c in cells), len(cells)
 
 
 def _without_norm(stability: Stability) -> str:
-    if not {"pre", "none"} <= set(stability.series):
+    if not {PRE, BARE} <= set(stability.series):
         return ""
     parts = []
     for depth in stability.values("depth"):
-        own, base = _share(stability, "none", depth), _share(stability, "pre", depth)
+        own, base = _share(stability, BARE, depth), _share(stability, PRE, depth)
         parts.append(f"{counted(depth, 'block')} {own[0]} of {own[1]} (pre-norm {base[0]})")
     shallow = stability.values("depth")[0]
-    gap = _gap(stability, "none", shallow)
+    gap = _gap(stability, BARE, shallow)
     text = (
         "Without any norm a decoder trains in these numbers of cells of rate and warm-up:"
         f" {listed(parts)}."
@@ -191,23 +250,23 @@ def _without_norm(stability: Stability) -> str:
 
 
 def _pre_or_post(stability: Stability) -> str:
-    if not {"pre", "post"} <= set(stability.series):
+    if not {PRE, POST} <= set(stability.series):
         return ""
     warmups = stability.values("warmup")
     parts = []
     for depth in stability.values("depth"):
         ranges = []
-        for series in ("pre", "post"):
+        for series in (PRE, POST):
             for warmup in warmups:
                 width = stability.working_range(Place(series, depth, warmup))
                 ranges.append("none" if width is None else f"{width:.1f}")
         half = len(warmups)
-        gap = _gap(stability, "post", depth)
+        gap = _gap(stability, POST, depth)
         parts.append(
             f"{counted(depth, 'block')}: pre-norm {' / '.join(ranges[:half])}, post-norm"
             f" {' / '.join(ranges[half:])}, best losses {_signed(gap)} apart"
         )
-    shown = " / ".join(f"warm-up {w}" if w else "no warm-up" for w in warmups)
+    shown = " / ".join(map(in_words, warmups))
     return (
         f"Pre-norm and post-norm: powers of ten of learning rate within {NEAR:g} nats of the best"
         f" ({shown}), and how far post-norm's best loss is from pre-norm's: {'; '.join(parts)}."
@@ -227,7 +286,7 @@ def _sensitivity(stability: Stability) -> str:
         known = sorted((v, series) for v, series in values if v is not None)
         if known:
             ranked = listed(f"{s} {v:.2f}" for v, s in known)
-            parts.append((f"warm-up {warmup}: " if warmup else "no warm-up: ") + ranked)
+            parts.append(f"{in_words(warmup)}: {ranked}")
     if not parts:
         return ""
     return (
@@ -240,9 +299,8 @@ def _judged(stability: Stability) -> str:
     """Say how the verdicts on the signals go with the outcomes."""
     counts: dict[str, list[int]] = {}
     for trial in stability.trials:
-        state = str(stability.verdicts.get(trial.folder.name, {}).get("state", ""))
-        if state and state != "unknown" and trial.outcome != OPEN:
-            own = counts.setdefault(state, [0, 0])
+        if trial.state not in ("", "unknown") and trial.outcome != OPEN:
+            own = counts.setdefault(trial.state, [0, 0])
             own[0] += trial.outcome == TRAINS
             own[1] += 1
     if not counts:
@@ -259,55 +317,18 @@ def _predicted(found: Sequence[Predictor]) -> str:
     best = signals[0]
     text = (
         f"Of the signals known early, {best.name} {best.when} orders the outcomes best: rank"
-        f" correlation {tables.number(best.value, True, 2)}"
-        f" ({tables.number(best.low, True, 2)} to {tables.number(best.high, True, 2)})."
+        f" correlation {number(best.value, True, 2)}"
+        f" ({number(best.low, True, 2)} to {number(best.high, True, 2)})."
     )
     rate = next((p for p in found if p.name == "learning rate"), None)
     if rate is not None:
-        text += f" The learning rate alone gives {tables.number(rate.value, True, 2)}."
+        text += f" The learning rate alone gives {number(rate.value, True, 2)}."
     inside = max(
         (p for p in signals if p.within is not None), key=lambda p: abs(p.within or 0), default=None
     )
     if inside is not None:
         text += (
             f" Among runs of one learning rate {inside.name} {inside.when} does best, with"
-            f" {tables.number(inside.within, True, 2)} on average."
+            f" {number(inside.within, True, 2)} on average."
         )
     return text
-
-
-def _table(stability: Stability) -> list[dict[str, Any]]:
-    """Return one row per place: best rate, loss, range, sensitivity, counts."""
-    shown = looks(stability)
-    rows = []
-    for place in sorted(stability.places, key=lambda p: (p.depth, p.warmup)):
-        cells = stability.cells(place)
-        best = stability.best(place)
-        width, sensitivity = stability.working_range(place), stability.sensitivity(place)
-        rows.append({
-            "place": place, "colour": palette.variable(shown[place.series].colour),
-            "best": best, "width": width, "sensitivity": sensitivity,
-            "trains": sum(c.trains for c in cells), "cells": sum(bool(c.trials) for c in cells),
-            "diverged": sum(c.count(DIVERGES) for c in cells),
-            "stuck": sum(c.count(IS_STUCK) for c in cells),
-            "verdicts": _states(stability, cells),
-            "runs": sum(len(c.trials) for c in cells),
-        })  # fmt: skip
-    return rows
-
-
-def _states(stability: Stability, cells: Sequence[Cell]) -> str:
-    """Return the verdicts on the runs of some cells, counted."""
-    states = [
-        str(stability.verdicts.get(t.folder.name, {}).get("state", "not judged"))
-        for c in cells
-        for t in c.trials
-    ]
-    return ", ".join(f"{n} {state}" for state, n in Counter(states).most_common())
-
-
-def _verdicts(stability: Stability) -> list[dict[str, Any]]:
-    return [
-        {"run": name, "state": str(v.get("state", "")), "sentence": str(v.get("sentence", ""))}
-        for name, v in sorted(stability.verdicts.items())
-    ]

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -22,6 +22,8 @@ from normjax.reporting import drawing, statistics
 from normjax.reporting.palette import GRID, MUTED, PAPER, Look
 
 Row = Mapping[str, Any]
+Told = str | Callable[[Row], Hashable]
+"""What rows have in common: a column, or a function of a row."""
 Points = Sequence[tuple[Any, float]]
 Curves = dict[str, dict[Hashable, Points]]
 Ended = Mapping[tuple[str, Hashable], str]
@@ -36,17 +38,17 @@ class Axis:
       column: of the rows.
       label: for readers.
       scale: "linear", "log", "log2" or "steps": whole numbers.
-      limits: None to choose them.
+      limits: None to choose them, or one of them.
       ticks: where they are fixed.
-      marks: lines across the plot, (value, name); a name "" is not written.
+      marks: lines across the plot, value, name and perhaps look; a name "" is not written.
     """
 
     column: str
     label: str = ""
     scale: str = "linear"
-    limits: tuple[float, float] | None = None
+    limits: tuple[float | None, float | None] | None = None
     ticks: Sequence[float] = ()
-    marks: Sequence[tuple[float, str]] = ()
+    marks: Sequence[tuple[float, str] | tuple[float, str, Look]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +58,22 @@ class Panel:
     Attributes:
       rows: in the order in which their names are drawn.
       title: above the panel.
-      y: its own, where it does not share that of the picture.
+      x, y: its own, where it does not share those of the picture.
       names: of :func:`intervals`, to show some that have no row, or another order.
     """
 
     rows: Sequence[Row]
     title: str = ""
+    x: Axis | None = None
     y: Axis | None = None
     names: Sequence[str] = ()
 
 
-def by(rows: Iterable[Row], column: str) -> dict[Any, list[Row]]:
-    """Return rows grouped by what they have in a column, in order of appearance."""
+def by(rows: Iterable[Row], told: Told) -> dict[Any, list[Row]]:
+    """Return rows grouped by what they have in common, in order of appearance."""
     groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row.get(column)].append(row)
+        groups[told(row) if callable(told) else row.get(told)].append(row)
     return dict(groups)
 
 
@@ -96,8 +99,9 @@ def _frame(count: int, columns: int, height: float, small: bool, **more: Any):
 
 def lines(
     panels: Sequence[Panel], looks: Mapping[str, Look], x: Axis, y: Axis, *, height: float,
-    columns: int = 1, series: str = "variant", unit: str = "", dots: bool = False,
-    ended: Ended | None = None, small: bool = False,
+    columns: int = 1, series: Told = "variant", unit: Told = "", dots: bool = False,
+    ended: Ended | None = None, small: bool = False, band: tuple[str, str] | None = None,
+    theory: str = "", joined: bool = True,
     above: Sequence[Sequence[tuple[float, str]]] = (), key: Sequence[tuple[str, Look]] = (),
 ) -> Canvas:  # fmt: skip
     """Draw lines over x: one per series or, with units, their mean and range and each of them.
@@ -109,31 +113,44 @@ def lines(
       y: the vertical one.
       height: of the picture in inches.
       columns: of panels; a line is named at its end where there is one, else in a key above.
-      series: column that tells the lines apart.
-      unit: column that tells apart what a line is the mean of, such as seeds.
+      series: what tells the lines apart.
+      unit: what tells apart what a line is the mean of, such as seeds.
       dots: whether units are hollow marks and not thin lines.
       ended: marker of units that enter no mean, by series and unit: "x" diverged, "|" unfinished.
       small: whether panels are small and many.
+      band: columns of the ends of a band about a line; None where a row has none.
+      theory: column of what a closed form gives: dotted, or whole where marks are not joined.
+      joined: whether the marks of a series are.
       above: lines of text above the first panel, from the lowest: x and text.
       key: names and looks above the panels; without any those of the series.
 
     Returns:
       The canvas.
     """
-    shared = not any(panel.y for panel in panels)
-    canvas, every = _frame(len(panels), columns, height, small, sharex=not small, sharey=shared)
+    canvas, every = _frame(
+        len(panels), columns, height, small, sharey=not any(panel.y for panel in panels),
+        sharex=not small and not any(panel.x for panel in panels),
+    )  # fmt: skip
     ended = ended or {}
     curves: list[Curves] = []
     for axes, panel in zip(every, panels, strict=True):
-        found = {name: by(rows, unit) for name, rows in by(panel.rows, series).items()}
         up = (panel.y or y).column
+        found = by((row for row in panel.rows if row[up] is not None), series)
         curves.append({
-            name: {u: [(row[x.column], row[up]) for row in rows] for u, rows in units.items()}
-            for name, units in found.items()
+            name: {u: _points(rows, x, up) for u, rows in by(own, unit).items()}
+            for name, own in found.items()
         })  # fmt: skip
-        _draw_curves(axes, curves[-1], looks, ended, bool(unit), dots)
+        _draw_curves(axes, curves[-1], looks, ended, bool(unit), dots, joined, columns > 1)
+        for name, own in by(panel.rows, series).items():
+            look, dash = looks[name], drawing.REFERENCE.dash if joined else looks[name].dash
+            known = [row for row in own if band and row[band[0]] is not None]
+            if band and known:
+                at, low, high = ([row[column] for row in known] for column in (x.column, *band))
+                axes.fill_between(at, low, high, color=look.colour, alpha=0.13, lw=0)
+            if points := _points(own, x, theory):
+                axes.plot(*zip(*points, strict=True), color=look.colour, ls=dash, lw=1.2)
     for axes, panel, drawn in zip(every, panels, curves, strict=True):
-        _finish(axes, x, "x", small)
+        _finish(axes, panel.x or x, "x", small)
         _finish(axes, panel.y or y, "y", small)
         _title(axes, panel.title, small, 46 if columns > 1 else 80)
         low, high = axes.get_ylim()
@@ -145,16 +162,21 @@ def lines(
             _texts_above(axes, above if axes is every[0] else ())
             ends = _ends(drawn, looks, ended, dots)
             ends += [(axes.get_xlim()[1], v, n, drawing.REFERENCE)
-                     for v, n in (panel.y or y).marks if n]  # fmt: skip
+                     for v, n, *_ in (panel.y or y).marks if n]  # fmt: skip
             drawing.end_labels(axes, [e for e in ends if panel.y is None or low <= e[1] <= high])
     if columns > 1:
-        names = {row[series] for panel in panels for row in panel.rows}
+        names = set().union(*curves)
         shown = list(key) or [(name, look) for name, look in looks.items() if name in names]
-        shown += [(name, drawing.REFERENCE) for _, name in y.marks if name]
+        shown += [(name, drawing.REFERENCE) for _, name, *_ in y.marks if name]
         drawing.legend(canvas, shown, 5 if small else 4, inside=small)
     canvas.supxlabel(drawing.elide(x.label, 60), size=9, **_low(canvas, small))
     canvas.supylabel("" if small else y.label, size=9)
     return canvas
+
+
+def _points(rows: Iterable[Row], x: Axis, column: str) -> list[tuple[Any, float]]:
+    """Return where the rows that have a value in a column lie."""
+    return [(row[x.column], row[column]) for row in rows if row.get(column) is not None]
 
 
 def _low(canvas: Canvas, small: bool) -> dict[str, float]:
@@ -178,8 +200,9 @@ def _means(
 
 
 def _draw_curves(
-    axes: Axes, curves: Curves, looks: Mapping[str, Look], ended: Ended, several: bool, dots: bool
-) -> None:
+    axes: Axes, curves: Curves, looks: Mapping[str, Look], ended: Ended, several: bool, dots: bool,
+    joined: bool, keyed: bool,
+) -> None:  # fmt: skip
     for name, units in curves.items():
         look, at = looks[name], _means(units, name, ended, dots)
         if several:
@@ -190,10 +213,12 @@ def _draw_curves(
                 *zip(*points, strict=True), color=look.colour, ls="none" if dots else "-", ms=3,
                 marker="o" if dots else "", mew=0.7, mfc="none", lw=0.6, alpha=1 if dots else 0.45,
             )  # fmt: skip
-        size = 0 if several and not dots else 5.5 if several else 3
+        thick = several and not dots  # without marks but at its end, for a key to be found there
+        size = 5.5 * (keyed or not thick) if several else 3 if joined else 4.5
         axes.plot(
-            list(at), [math.fsum(v) / len(v) for v in at.values()], color=look.colour, ls=look.dash,
-            marker=look.marker, ms=size, mew=0, lw=1.3 if size else 1.8, zorder=3,
+            list(at), [math.fsum(v) / len(v) for v in at.values()], color=look.colour, zorder=3,
+            ls=look.dash if joined else "none", marker=look.marker, ms=size, mew=0,
+            lw=1.8 if thick else 1.3, markevery=[-1] if thick and at else None,
         )  # fmt: skip
 
 
@@ -237,10 +262,11 @@ def _finish(axes: Axes, given: Axis, side: str, small: bool) -> None:
 
 
 def _marks(axes: Axes, given: Axis, side: str) -> None:
-    """Draw lines across the plot: dotted, or whole at 0."""
-    for value, _ in given.marks:
+    """Draw lines across the plot: dotted, or whole at 0, unless they have a look of their own."""
+    for value, _, *own in given.marks:
         line = axes.axhline if side == "y" else axes.axvline
-        line(value, color=MUTED, lw=0.9, ls=drawing.REFERENCE.dash if value else "-", zorder=1)
+        look = own[0] if own else drawing.REFERENCE if value else Look(MUTED, "")
+        line(value, color=look.colour, lw=0.9, ls=look.dash, zorder=1)
 
 
 def _texts_above(axes: Axes, above: Sequence[Sequence[tuple[float, str]]]) -> None:
@@ -257,18 +283,25 @@ def _texts_above(axes: Axes, above: Sequence[Sequence[tuple[float, str]]]) -> No
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A mark with an interval, from columns of a row; hollow and dashed, or filled."""
+    """A mark with an interval, from columns of a row; hollow and dashed, or filled.
+
+    Attributes:
+      value, low, high: columns; the ends may be "".
+      hollow: the mark.
+      marker: its shape, where it is not that of the series.
+    """
 
     value: str
     low: str
     high: str
     hollow: bool = False
+    marker: str = ""
 
 
 def intervals(
-    panels: Sequence[Panel], looks: Mapping[str, Look], x: Axis, *, series: str = "variant",
+    panels: Sequence[Panel], looks: Mapping[str, Look], x: Axis, *, series: Told = "variant",
     unit: str = "", spans: Sequence[Span] = (), notes: Mapping[str, str] | None = None,
-    noted: str = "", shapes: Sequence[Hashable] = (), row: float = 0.3,
+    noted: str = "", shapes: Sequence[Hashable] = (), row: float = 0.3, letters: int = 34,
 ) -> Canvas:  # fmt: skip
     """Draw a row of marks for each name: a mean with its interval, and what it is the mean of.
 
@@ -276,13 +309,14 @@ def intervals(
       panels: what is drawn, below one another.
       looks: by the name of a series.
       x: the horizontal axis, on which the marks lie.
-      series: column with the names.
+      series: what names the rows.
       unit: column of what a mean is over: the interval is Student's, small hollow marks show each.
       spans: without units, the marks of a row, which bring their intervals.
       notes: by name, written in the right margin.
       noted: what the notes are, above them.
       shapes: units in the order in which they take the shapes of their marks; () for rings.
       row: height of a row in inches.
+      letters: to which names are cut.
 
     Returns:
       The canvas.
@@ -300,17 +334,18 @@ def intervals(
         for panel in panels
     ]
     core = [each[x.column] for each in rows] if unit else [
-        each[column] for each in rows for s in spans
+        each.get(column) for each in rows for s in spans
         for column in ((s.value, s.low, s.high) if s.hollow else (s.value,))
     ]  # fmt: skip
-    core += [value for value, _ in x.marks]
-    estimates = [e for own in found for each in own.values() for e, _ in each]
+    core += [value for value, *_ in x.marks]
+    estimates = [e for own in found for each in own.values() for e, *_ in each]
     reach = statistics.window([value for value in core if value is not None], estimates)
     for axes, panel, names, own in zip(every, panels, shown, found, strict=True):
         axes.set_xlim(*(x.limits or reach))
         axes.set_ylim(len(names) - 0.4, -0.6)
         tail = f", {panel.title}" if panel.title else ""
-        axes.set_yticks(range(len(names)), [drawing.elide(n.removesuffix(tail)) for n in names])
+        named = [drawing.elide(name.removesuffix(tail), letters) for name in names]
+        axes.set_yticks(range(len(names)), named)
         axes.set_title(drawing.elide(panel.title, 80))
         axes.grid(axis="x")
         axes.spines["left"].set_visible(False)
@@ -319,16 +354,17 @@ def intervals(
         _marks(axes, x, "x")
         for y, name in enumerate(names):
             marks = own.get(name, [])
-            for k, (estimate, hollow) in enumerate(marks):
+            for k, (estimate, hollow, marker) in enumerate(marks):
                 off = 0.28 * (k - (len(marks) - 1) / 2)
-                _interval(axes, y + off, estimate, looks[name], hollow)
+                look = dataclasses.replace(looks[name], marker=marker or looks[name].marker)
+                _interval(axes, y + off, estimate, look, hollow)
             if notes:
                 _margin(axes, y, notes.get(name, ""), size=8, va="center")
-        for each in panel.rows if unit else ():
-            y = names.index(each[series]) + 0.24
+        each_of = by(panel.rows, series) if unit else {}
+        for name, each in ((name, each) for name, own in each_of.items() for each in own):
             shape = _SHAPES[shapes.index(each[unit]) % len(_SHAPES)] if shapes else "o"
-            axes.plot(each[x.column], y, shape, ms=3.6, mfc=PAPER, mew=0.9, zorder=4,
-                      mec=looks[each[series]].colour)  # fmt: skip
+            axes.plot(each[x.column], names.index(name) + 0.24, shape, ms=3.6, mfc=PAPER, mew=0.9,
+                      zorder=4, mec=looks[name].colour)  # fmt: skip
     _margin(every[0], None, noted, size=7, color=MUTED, va="bottom")
     every[-1].set_xlabel(drawing.elide(x.label, 80))
     return canvas
@@ -336,12 +372,13 @@ def intervals(
 
 def _estimates(
     rows: Sequence[Row], column: str, spans: Sequence[Span]
-) -> list[tuple[statistics.Estimate, bool]]:
-    """Return the means with their intervals of a row of marks, and whether each is hollow."""
+) -> list[tuple[statistics.Estimate, bool, str]]:
+    """Return the mean with its interval of each mark, whether it is hollow, and its shape."""
     if not spans:
-        return [(statistics.estimate(row[column] for row in rows), False)]
+        return [(statistics.estimate(row[column] for row in rows), False, "")]
     return [
-        (statistics.Estimate(1, row[s.value], None, row[s.low], row[s.high]), s.hollow)
+        (statistics.Estimate(1, row[s.value], None, *map(row.get, (s.low, s.high))), s.hollow,
+         s.marker)
         for row in rows for s in spans
     ]  # fmt: skip
 
