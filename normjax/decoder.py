@@ -223,7 +223,7 @@ class DecoderModule(nn.Module):
     def _spread(self, h: Array) -> Array:
         """Return the state (B, T, n D) that begins with the embedding (B, T, D)."""
         n, streams = self.config.rows, self.config.placement_row.streams
-        if n == 1:
+        if streams is None:
             return h
         if streams.start == "copies":
             return jnp.tile(h, n)
@@ -447,6 +447,11 @@ class Decoder:
         for block in range(1, self.config.depth + 1):
             states.append(self.block(self.layer(params, block), states[-1]))
         return jnp.stack(states)
+
+    def after_step(self, params: Params) -> Params:
+        """Return what the placement makes of the parameters after an optimizer step."""
+        rule = self.config.placement_row.after_step
+        return params if rule is None else rule(params)
 
     def parameter_count(self) -> int:
         """Number of learned numbers, without making them."""

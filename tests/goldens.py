@@ -34,7 +34,7 @@ from normjax.jacobians.blocks import Parts
 from normjax.jacobians.closed_forms import norm_jacobian, placement_jacobian
 from normjax.norms import NORMS
 from normjax.placements import PLACEMENTS
-from normjax.runs import processor
+from normjax.runs import machine
 from normjax.theory.sublayer_theory import predict
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
@@ -343,7 +343,7 @@ def write(names: list[str]) -> None:
     """Compute sections and put them into the file of this version."""
     path = path_of_this_version()
     stored = json.loads(path.read_text()) if names and path.exists() else {"sections": {}}
-    here = {"jax": jax.__version__, "processor": processor.vector_isa()}
+    here = {"jax": jax.__version__, "processor": machine.vector_isa()}
     if names and any(stored.get(k, v) != v for k, v in here.items()):
         sys.exit(f"{path.name} is of another processor or version: rewrite all of it")
     path.parent.mkdir(exist_ok=True)

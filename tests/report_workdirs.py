@@ -69,11 +69,27 @@ def finals(
     return loading.load(workdir)
 
 
+def rows(changes: dict[str, Any]) -> dict[str, Any]:
+    """What the rows of a cell record, as far as the words and the diagram read it."""
+    place = changes.get("model.placement", "pre")
+    slots = {"pre_norm": None, "branch_norm": None, "skip_norm": None, "post_norm": None}
+    slots |= {"pre": {"pre_norm": "model"}, "post": {"post_norm": "model"}}.get(place, {})
+    keep = 1.0 if changes.get("model.residual", True) else 0.0
+    own = slots | {"scale": 1.0, "keep": keep, "write": 1.0, "read": None, "inner_norms": []}
+    actions = {"none": "removing normalization", "post": "normalizing after the addition"}
+    shown = {"name": place, "title": place, "action": actions.get(place, "")}
+    return {
+        "placement": {"attention": own, "mlp": own, "shown": shown}, "norm": {"shown": {}},
+        "has_final_norm": place == "pre",
+    }  # fmt: skip
+
+
 def cell(name: str, title: str, description: str, changes: dict, **more: Any) -> dict[str, Any]:
     """One entry of the plan's cells."""
     return {
         "name": name, "series": name, "x": None, "title": title, "description": description,
-        "changes": changes, "parameters": 218432, "flops_per_token": 1.3e6, **more,
+        "changes": changes, "parameters": 218432, "flops_per_token": 1.3e6,
+        "rows": rows(changes), **more,
     }  # fmt: skip
 
 
@@ -94,7 +110,7 @@ def plan(cells: list[dict], runs: list[dict], **more: Any) -> dict[str, Any]:
         "question": "How much does the validation loss rise when a part is taken away?",
         "hypothesis": "Removing residual connections hurts more than removing normalization.",
         "notes": ["Batches of one seed are the same in every variant."],
-        "baseline": "full", "x": None, "config": CONFIG,
+        "baseline": "full", "x": None, "config": CONFIG, "rows": rows({}),
         "corpus": {
             "name": "plays", "description": "The plays of Shakespeare, whole plays held out.",
             "vocabulary": "char", "vocabulary_size": 84, "train_tokens": 4700000,

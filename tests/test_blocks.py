@@ -30,7 +30,7 @@ WIDTH, LENGTH, DEPTH, VOCABULARY = 8, 4, 3, 11
 def parameters(model, seed=1):
     """Parameters as after some training: gains and biases are not what they start at."""
     rng = np.random.default_rng(seed)
-    start = 0.0 if model.config.norm == "rmsnorm_offset" else 1.0
+    start = 1.0 - sum(p.offset for p in model.config.norm_row.parameters)
 
     def draw(path, leaf):
         name, z = path[-1].key, rng.standard_normal(leaf.shape)
@@ -49,8 +49,8 @@ def make(**changes):
     return Parts(model, parameters(model))
 
 
-def stream(seed=0, scale=1.0, length=LENGTH):
-    return scale * np.random.default_rng(seed).standard_normal((length, WIDTH))
+def stream(seed=0, scale=1.0, length=LENGTH, width=WIDTH):
+    return scale * np.random.default_rng(seed).standard_normal((length, width))
 
 
 def relative(got, expected):
@@ -200,12 +200,12 @@ def test_every_sublayer_equals_autodiff_at_every_scale(name, changes):
     """The closed form of the real sub-layers, composed by the placement, against jax.jacfwd."""
     # Autodiff of the tanh form of GELU multiplies the rounding of 1 - tanh^2 by x^3: at 1e3 it is
     # off by 1e-8 of the slope; what a norm has not scaled goes through a ReLU here.
-    mlp = "gelu" if PLACEMENTS[name].read else "relu"
+    mlp = "gelu" if PLACEMENTS[name].of("mlp").pre_norm else "relu"
     parts = make(placement=name, mlp=mlp, **changes)
     for sublayer in ("attention", "mlp"):
         part = parts.sublayer(2, sublayer)
         for scale in SCALES:
-            h = stream(scale=scale)
+            h = stream(scale=scale, width=parts.config.state_width)
             expected = jacfwd(part, h)
             assert relative(part.sequence_jacobian(h), expected) < 1e-13, (sublayer, scale)
             own = np.einsum("iaib->iab", expected)

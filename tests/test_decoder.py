@@ -403,7 +403,7 @@ def test_parameters_vanish_with_their_part():
     added = names(made(qk_norm=True)) - base
     assert added == {f"blocks/attention/branch/{n}_norm/gain" for n in ("query", "key")}
     learned = names(made(placement="layerscale")) - base
-    assert learned == {f"blocks/{n}/branch_gain" for n in ("attention", "mlp")}
+    assert learned == {f"blocks/{n}/write" for n in ("attention", "mlp")}
 
 
 @pytest.mark.parametrize("residual", [True, False])

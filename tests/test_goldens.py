@@ -6,7 +6,7 @@ import goldens
 import jax
 import pytest
 
-from normjax.runs import processor
+from normjax.runs import machine
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def stored():
 )
 def test_values_are_those_recorded(stored, section):
     path, record = stored
-    exact = (record["jax"], record["processor"]) == (jax.__version__, processor.vector_isa())
+    exact = (record["jax"], record["processor"]) == (jax.__version__, machine.vector_isa())
     if not exact and section in goldens.ONLY_EXACT:
         pytest.skip("decided by rounding: compared on the recorded processor and version only")
     assert section in record["sections"], f"run `{goldens.COMMAND} {section}`"

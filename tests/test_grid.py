@@ -67,6 +67,8 @@ def _another(leaf):
         return not leaf.value
     if leaf.type in (int, float):
         return leaf.value + 1
+    if names := leaf.limits.names():  # what a name stands for is in the name of a run
+        return next(name for name in names if name != leaf.value)
     return leaf.value + "x"
 
 

@@ -320,12 +320,16 @@ def test_run_of_an_unknown_cell_is_refused(tmp_path):
 
 def test_colours_are_fixed_and_distinct():
     names = ["full", *report_workdirs.ABLATION]
-    looks = palette.looks(names, "full")
+    own = {"no-residual": palette.VERMILLION, "post-norm": palette.SKY}
+    looks = palette.looks(names, "full", own)
     assert looks["full"].colour == palette.INK
     assert len({look.colour for look in looks.values()}) == len(looks) == 7
     assert len({look.marker for look in looks.values()}) == 7
-    some = palette.looks(["full", "no-residual"], "full")
-    assert some["no-residual"].colour == looks["no-residual"].colour
+    for name, colour in own.items():  # whoever else is there, and where it is the baseline
+        assert palette.looks(["full", name], "full", own)[name].colour == colour
+        assert palette.looks(["full", name], name, own)[name].colour == colour
+    two = palette.looks(["a", "b", "c"], "a", {"b": palette.SKY, "c": palette.SKY})
+    assert two["b"].dash != two["c"].dash
     many = palette.looks([f"s{i}" for i in range(25)], "s0")
     assert len({(look.colour, look.marker, look.dash) for look in many.values()}) == 25
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 import report_workdirs
 
-from normjax.placements import PLACEMENTS
+from normjax.equation import MODEL_NORM, Sublayer
+from normjax.placements import PLACEMENTS, Placement
 from normjax.reporting import drawing, explanations, findings, loading, trends, wording
 from normjax.reporting.results import Results
 
@@ -153,22 +155,19 @@ def test_crossing_within_noise_is_not_clear(tmp_path):
     assert "within the noise" in _text(results)
 
 
-def test_schemes_agree_with_the_placements():
-    assert explanations.SCHEMES.keys() == PLACEMENTS.keys()
-    for name, scheme in explanations.SCHEMES.items():
-        row = PLACEMENTS[name]
-        ours = (scheme.read, scheme.output, scheme.stream, scheme.final_norm)
-        assert ours == (row.read, row.output, row.stream, row.final_norm), name
-        assert bool(scheme.a) == (row.residual(3, 8) != 1.0), name
-        assert bool(scheme.b) == (bool(row.learned_branch) or row.branch(3, 8) != 1.0), name
-        assert bool(scheme.c) == (row.scale(3, 8) != 1.0), name
+ONE_STREAM = [name for name, row in PLACEMENTS.items() if row.streams is None]
 
 
-@pytest.mark.parametrize("name", list(explanations.SCHEMES))
+def recorded(row):
+    """A placement as a page reads it."""
+    return {"placement": json.loads(json.dumps(row.record(8)))}
+
+
+@pytest.mark.parametrize("name", ONE_STREAM)
 @pytest.mark.parametrize("residual", [True, False])
 def test_printed_equation_computes_the_equation(name, residual):
-    """Evaluate the printed text and the equation h' = P(a h + b Q(F(c N(h)))) on numbers."""
-    scheme = explanations.SCHEMES[name]
+    """Evaluate the printed text and the equation h' = P(a S(h) + b Q(F(c N(h)))) on numbers."""
+    place = PLACEMENTS[name] if residual else PLACEMENTS[name].without_residual()
     h, a, b, c = 1.7, 1.3, 0.7, 0.4
 
     def norm(v: float) -> float:
@@ -177,17 +176,50 @@ def test_printed_equation_computes_the_equation(name, residual):
     def branch(v: float) -> float:
         return 2 * v + 0.1
 
-    def maybe(use: bool, v: float) -> float:
-        return norm(v) if use else v
+    text = explanations.equation(recorded(place))
+    each = text.split("; ") if "; " in text else [text, text]
+    for kind, said in zip(("attention", "mlp"), each, strict=True):
+        row = place.of(kind).at(3, 8)
 
-    inner = (c if scheme.c else 1) * maybe(scheme.read, h)
-    out = (b if scheme.b else 1) * maybe(scheme.output, branch(inner))
-    expected = maybe(scheme.stream, (a if scheme.a else 1) * h * residual + out)
-    text = explanations.equation(name, residual).split("=", 1)[1].strip()
-    for factor in "abc":
-        text = text.replace(f"{factor} ", f"{factor} * ")
-    names = {"Norm": norm, "F": branch, "h": h, "a": a, "b": b, "c": c}
-    assert eval(text, {"__builtins__": {}}, names) == pytest.approx(expected, rel=1e-14)
+        def maybe(slot: str, v: float, row=row) -> float:
+            return v if getattr(row, slot) is None else norm(v)
+
+        def weight(name: str, letter: float, row=row) -> float:
+            factor = getattr(row, name)
+            return factor if factor in (0, 1) else letter
+
+        out = maybe("branch_norm", branch(weight("scale", c) * maybe("pre_norm", h)))
+        total = weight("keep", a) * maybe("skip_norm", h)
+        expected = maybe("post_norm", total + (b if row.write != 1 else 1) * out)
+        formula = said.split("=", 1)[1].strip()
+        for factor in "abc":
+            formula = formula.replace(f"{factor} ", f"{factor} * ")
+        names = {"Norm": norm, "F": branch, "h": h, "a": a, "b": b, "c": c}
+        found = eval(formula, {"__builtins__": {}}, names)
+        assert found == pytest.approx(expected, rel=1e-14), said
+
+
+def test_words_of_streams_and_of_blocks_that_differ():
+    said = {name: explanations.equation(recorded(PLACEMENTS[name]))
+            for name in ("hyper_connections", "attention_residuals")}  # fmt: skip
+    assert said == {
+        "hyper_connections": "H′ = A H + b F(Norm(r(H)))",
+        "attention_residuals": "H′ = H + append F(Norm(softmax(H)))",
+    }
+    half = Placement("half", "here", Sublayer(
+        pre_norm=MODEL_NORM, post_norm=lambda block, depth: MODEL_NORM if block > 6 else None
+    ))  # fmt: skip
+    assert explanations.equation(recorded(half)) == (
+        "h′ = h + F(Norm(h)) (blocks 1 to 6); Norm(h + F(Norm(h))) (blocks 7 to 8)"
+    )
+
+
+def test_jacobians_in_words():
+    said = {name: explanations.jacobian(recorded(PLACEMENTS[name])) for name in ONE_STREAM[:4]}
+    assert said == {
+        "pre": "J = I + DF · DNorm", "post": "J = DNorm · (I + DF)", "none": "J = I + DF",
+        "sandwich": "J = I + DNorm · DF · DNorm",
+    }  # fmt: skip
 
 
 def test_spread_keeps_order_distance_and_mean():

@@ -40,7 +40,7 @@ def returned(norm: Norm, eps: float, x: Array, y: Array, pulled: Array, bias: Ar
     centred, y, pulled = _centred(norm, x), wide(y), wide(pulled)
     square = jnp.mean(jnp.square(centred), axis=-1)
     length = jnp.sqrt(square * x.shape[-1])
-    share = norm.law.kept(square, eps)
+    share = norm.law.kept(square, eps) if norm.law else 0.0
     return share * jnp.sum((y - bias) * pulled, axis=-1) / jnp.where(length == 0, 1, length)
 
 

@@ -197,8 +197,7 @@ def train_step(
         loss, gradients = jax.lax.pmean((loss, gradients), axis_name)
     gradients, (updates, rate, moments, norm) = _planned(config, state, hyper, gradients)
     params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
-    if (rule := model.config.placement_row.after_step) is not None:
-        params = rule(params)
+    params = getattr(model, "after_step", _unchanged)(params)
 
     alive = state.diverged_at < 0
     # The norm of finite gradients may overflow; what counts is where the step would lead.
@@ -221,6 +220,10 @@ def train_step(
         norm_sum=_added(state.norm_sum, jnp.where(good, jnp.minimum(norm, 1e30), 0)),
         sum_steps=state.sum_steps + good.astype(jnp.int32),
     )
+
+
+def _unchanged(params: Params) -> Params:
+    return params
 
 
 class Plan(NamedTuple):
