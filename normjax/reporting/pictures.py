@@ -140,7 +140,7 @@ def lines(
             name: {u: _points(rows, x, up) for u, rows in by(own, unit).items()}
             for name, own in found.items()
         })  # fmt: skip
-        _draw_curves(axes, curves[-1], looks, ended, bool(unit), dots, joined, columns > 1)
+        _draw_curves(axes, curves[-1], looks, ended, bool(unit), dots, joined)
         for name, own in by(panel.rows, series).items():
             look, dash = looks[name], drawing.REFERENCE.dash if joined else looks[name].dash
             known = [row for row in own if band and row[band[0]] is not None]
@@ -158,9 +158,13 @@ def lines(
             if points := drawn.get(name, {}).get(each):
                 axes.plot(points[-1][0], min(max(points[-1][1], low), high), mark, zorder=4, ms=7,
                           color=looks[name].colour, mew=1.6, clip_on=False)  # fmt: skip
+        ends = _ends(drawn, looks, ended, dots)
+        for at, value, name, look in ends if columns > 1 and unit and not dots else ():
+            if name in drawn and low <= value <= high:  # a key finds its lines by their marks
+                axes.plot(at, value, look.marker, color=look.colour, ms=5.5, mew=0, zorder=5,
+                          clip_on=False)  # fmt: skip
         if columns == 1:
             _texts_above(axes, above if axes is every[0] else ())
-            ends = _ends(drawn, looks, ended, dots)
             ends += [(axes.get_xlim()[1], v, n, drawing.REFERENCE)
                      for v, n, *_ in (panel.y or y).marks if n]  # fmt: skip
             drawing.end_labels(axes, [e for e in ends if panel.y is None or low <= e[1] <= high])
@@ -201,7 +205,7 @@ def _means(
 
 def _draw_curves(
     axes: Axes, curves: Curves, looks: Mapping[str, Look], ended: Ended, several: bool, dots: bool,
-    joined: bool, keyed: bool,
+    joined: bool,
 ) -> None:  # fmt: skip
     for name, units in curves.items():
         look, at = looks[name], _means(units, name, ended, dots)
@@ -213,12 +217,11 @@ def _draw_curves(
                 *zip(*points, strict=True), color=look.colour, ls="none" if dots else "-", ms=3,
                 marker="o" if dots else "", mew=0.7, mfc="none", lw=0.6, alpha=1 if dots else 0.45,
             )  # fmt: skip
-        thick = several and not dots  # without marks but at its end, for a key to be found there
-        size = 5.5 * (keyed or not thick) if several else 3 if joined else 4.5
+        size = 0 if several and not dots else 5.5 if several else 3 if joined else 4.5
         axes.plot(
-            list(at), [math.fsum(v) / len(v) for v in at.values()], color=look.colour, zorder=3,
+            list(at), [math.fsum(v) / len(v) for v in at.values()], color=look.colour,
             ls=look.dash if joined else "none", marker=look.marker, ms=size, mew=0,
-            lw=1.8 if thick else 1.3, markevery=[-1] if thick and at else None,
+            lw=1.3 if size else 1.8, zorder=3,
         )  # fmt: skip
 
 
