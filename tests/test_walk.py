@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import normjax
-from normjax import plugins
 
 ROOT = Path(__file__).parents[1]
 MINE, QUESTION = re.findall(r"```python\n(.*?)```", (ROOT / "BUILD.md").read_text(), re.DOTALL)
@@ -40,11 +39,10 @@ def walked(tmp_path_factory):
 
 
 @pytest.fixture
-def mine(tmp_path):
+def mine():
     """The rows of the walk in this process's tables, and nowhere afterwards."""
-    (tmp_path / "mine.py").write_text(MINE)
     before = dict(normjax.NORMS), dict(normjax.PLACEMENTS)
-    plugins.load(tmp_path / "mine.py")
+    exec(compile(MINE, "mine.py", "exec"), {})
     yield
     for table, rows in zip((normjax.NORMS, normjax.PLACEMENTS), before, strict=True):
         table.clear()

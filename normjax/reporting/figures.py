@@ -309,7 +309,7 @@ def _against(
     panels = [Panel(rows)]
     if zoom:
         near = Axis(column, limits=zoom, marks=marks)
-        panels.append(Panel(rows, "the same, enlarged around 0", near))
+        panels.append(Panel(rows, "the same, enlarged around 0", y=near))
     canvas = pictures.lines(
         panels, looks, _x_axis(label, scale, ticks), y, series="series", unit="seed", dots=True,
         height=4.2 + 0.17 * len(above) + 2.8 * bool(zoom), above=above,

@@ -51,7 +51,7 @@ def _profile(
         return None
     steady = {v.label for v in results.variants if not v.count(DIVERGED)}
     panels = [
-        Panel(own, _profile_title(name), Axis("median", "", definitions.signal(name).scale,
+        Panel(own, _profile_title(name), y=Axis("median", "", definitions.signal(name).scale,
               _profile_window(own, steady, definitions.signal(name).scale == "log")))
         for name, own in found.items()
     ]  # fmt: skip
