@@ -22,7 +22,7 @@ from normjax.reporting import palette
 from normjax.reporting.wording import counted
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
-from normjax.runs.grid import Axis, Cell, ExperimentConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, Question, SweepAxis
 
 SHOWN = ("pre", "post", "none", "sandwich", "branch_output", "deepnorm")
 NO_RESIDUAL = "no-residual"
@@ -62,7 +62,7 @@ def get_config(preset: str) -> ExperimentConfig:
     return configs.replace(ExperimentConfig(), PRESETS[preset][1])
 
 
-def cells(config: ExperimentConfig) -> list[Cell]:
+def cells(config: ExperimentConfig) -> list[Arm]:
     """Return one cell per placement and depth."""
     depths = config.grid.depths or DEPTHS
     found = []
@@ -76,7 +76,7 @@ def cells(config: ExperimentConfig) -> list[Cell]:
             blocks = counted(depth, "block")
             scanned = {"model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM}
             found.append(
-                Cell(
+                Arm(
                     f"{series}-{depth}", f"{title}, {blocks}", f"{blocks}; {what}.",
                     changes | scanned, series, depth,
                     palette.VERMILLION if removed else row.colour,
@@ -126,6 +126,6 @@ def run(config: ExperimentConfig, preset: str, options: Options) -> Outcome | No
             "One learning rate for all: a placement that needs another is not shown at its best.",
             "DeepNorm comes with its own initialization; all others share the GPT-2 rule.",
         ),
-        x=Axis("depth", "depth (blocks)", "log2"),
+        x=SweepAxis("depth", "depth (blocks)", "log2"),
     )
     return runner.carry_out(question, cells(config), config, options)

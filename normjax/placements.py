@@ -14,7 +14,7 @@ from typing import Any
 from normjax.equation import MODEL_NORM, SHARED_NORM, Learned, Sublayer
 from normjax.errors import UserError
 from normjax.mixing import LearnedWeights, SoftmaxOverSources, Streams, append, nth, one_hot
-from normjax.registry import Table
+from normjax.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +219,6 @@ _ROWS = {
     ),
 }  # fmt: skip
 
-PLACEMENTS: Table[Placement] = Table(
+PLACEMENTS: Registry[Placement] = Registry(
     "placement", {name: dataclasses.replace(row, name=name) for name, row in _ROWS.items()}
 )

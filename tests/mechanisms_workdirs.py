@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.mechanisms.data import plan_record
-from experiments.mechanisms.verdicts import Floor, Rule
+from experiments.mechanisms.verdicts import OwnFloor, Rule
 from normjax.data.tasks import floors
 from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.tasks.table import TASKS
@@ -16,13 +16,13 @@ VARIANTS = tuple(ABLATION)
 RATES = (0.002, 0.005)
 
 
-def exact(task: str, window: int = 16) -> dict[str, Floor]:
+def exact(task: str, window: int = 16) -> dict[str, OwnFloor]:
     """The floors of all variants."""
     made = TaskCorpus(task, window).task
     found = {}
     for variant in VARIANTS:
         loss, entry = floors.floor(task, made, variant)
-        found[variant] = Floor(loss, entry.information, entry.reached, entry.reason)
+        found[variant] = OwnFloor(loss, entry.information, entry.reached, entry.reason)
     return found
 
 

@@ -10,11 +10,11 @@ from normjax import configs
 from normjax.diagnostics import autopsy as replay
 from normjax.diagnostics import log, postmortem, verdict
 from normjax.diagnostics.evidence import Series, gather
-from normjax.diagnostics.postmortem import Check
+from normjax.diagnostics.postmortem import ReplayCheck
 from normjax.errors import UserError
 from normjax.runs import runlog, runner
 from normjax.runs.experiment import Options
-from normjax.runs.grid import Cell, ExperimentConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, Question
 from normjax.training.trained import TrainedRun
 
 STEPS, PATIENCE, RATE = 24, 3, 1000.0
@@ -43,7 +43,7 @@ def workdir(tmp_path_factory):
         "grid.seeds": 1, "grid.learning_rates": (1e-3, RATE),
     })  # fmt: skip
     question = Question("test", "tiny", "A test", "Which?", "", "full")
-    cells = [Cell("full", "full", "", {})]
+    cells = [Arm("full", "full", "", {})]
     options = Options(folder / "work", "the command", live=False)
     with pytest.MonkeyPatch.context() as patch:  # pages are tested elsewhere, and take their time
         patch.setattr(runner.report, "write", lambda workdir: workdir / "report.html")
@@ -199,7 +199,7 @@ def dense(steps=30, bad=25):
 
 def test_the_signal_that_moves_first_is_named():
     found = postmortem.examine(
-        dense(), 25, 0, [Check("bad step", True, "its first bad step is 25")]
+        dense(), 25, 0, [ReplayCheck("bad step", True, "its first bad step is 25")]
     )
     first, second = postmortem.leading(found)
     # 2^3 is the first power of two beyond 5, whatever the noise of 10 %.
@@ -221,7 +221,7 @@ def test_a_warmup_is_no_movement():
 
 
 def test_an_autopsy_reads_back(tmp_path):
-    found = postmortem.examine(dense(), 25, 0, [Check("bad step", False, "another")])
+    found = postmortem.examine(dense(), 25, 0, [ReplayCheck("bad step", False, "another")])
     postmortem.write(tmp_path, found)
     again, series = postmortem.read(tmp_path)
     assert again == found and series == {} and not again.reproduced

@@ -15,17 +15,17 @@ import pytest
 from normjax import configs
 from normjax.errors import UserError
 from normjax.runs import grid
-from normjax.runs.grid import Cell, ExperimentConfig
+from normjax.runs.grid import Arm, ExperimentConfig
 
 ROOT = Path(__file__).parents[1]
-FULL = Cell("full", "full model", "Everything.", {})
-DEEP = Cell("deep", "deeper", "Two more blocks.", {"model.depth": 6})
-SLOW = Cell("slow", "slower", "A smaller rate.", {"train.learning_rate": 1e-4})
+FULL = Arm("full", "full model", "Everything.", {})
+DEEP = Arm("deep", "deeper", "Two more blocks.", {"model.depth": 6})
+SLOW = Arm("slow", "slower", "A smaller rate.", {"train.learning_rate": 1e-4})
 PRINT = """
 import sys
 from normjax.runs import grid
-from normjax.runs.grid import Cell, ExperimentConfig
-cells = [Cell("full", "", "", {}), Cell("deep", "", "", {"model.depth": 6})]
+from normjax.runs.grid import Arm, ExperimentConfig
+cells = [Arm("full", "", "", {}), Arm("deep", "", "", {"model.depth": 6})]
 cohorts = grid.plan(ExperimentConfig(), cells, "f00d")
 print(*(run.id for cohort in cohorts for run in cohort.runs))
 """
@@ -141,8 +141,8 @@ def test_runs_of_one_program_form_one_cohort():
 
 
 def test_a_cohort_never_mixes_programs():
-    cells = [FULL, DEEP, SLOW, Cell("wide", "", "", {"model.width": 64}),
-             Cell("long", "", "", {"train.steps": 900})]  # fmt: skip
+    cells = [FULL, DEEP, SLOW, Arm("wide", "", "", {"model.width": 64}),
+             Arm("long", "", "", {"train.steps": 900})]  # fmt: skip
     for cohort in grid.plan(with_grid(learning_rates=(1e-3, 2e-3)), cells, "f00d"):
         programs = set()
         for run in cohort.runs:
@@ -174,7 +174,7 @@ def test_a_cohort_makes_the_model_of_its_configuration():
 # --- selection ------------------------------------------------------------------------------------
 
 SERIES = [
-    Cell(f"{placement}-d{depth}", "", "", {"model.depth": depth}, placement, depth)
+    Arm(f"{placement}-d{depth}", "", "", {"model.depth": depth}, placement, depth)
     for placement in ("pre", "post") for depth in (2, 4)
 ]  # fmt: skip
 
@@ -222,7 +222,7 @@ def test_impossible_grids_are_refused_in_one_line(changes, words):
 
 
 def test_a_cell_that_cannot_be_built_is_refused_too():
-    odd = Cell("odd", "", "", {"model.heads": 5})
+    odd = Arm("odd", "", "", {"model.heads": 5})
     with pytest.raises(UserError, match="heads=5"):
         grid.check(ExperimentConfig(), [FULL, odd], devices=1)
 

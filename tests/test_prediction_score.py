@@ -14,7 +14,7 @@ from report_workdirs import read_csv
 from scipy import stats
 
 from normjax.predictions import given, parsing, record
-from normjax.predictions.prediction import Candidate, Entry
+from normjax.predictions.prediction import Candidate, Expected
 from normjax.reporting import loading, prediction, prediction_words, rank_correlation, report
 from normjax.reporting.prediction import Item, Pairs
 from normjax.reporting.rank_correlation import kendall, spearman
@@ -27,7 +27,7 @@ TIED = ([1, 2, 2, 4, 5, 5, 5], [3, 1, 4, 1, 5, 9, 2], [math.inf, 2, 1, math.inf,
 def item(name, place, losses, loss=None, low=None, high=None, parameters=None):
     """An item with final losses by seed; None stands for a variant whose runs all diverged."""
     by_seed = dict(enumerate(losses or ()))
-    entry = Entry(name, place, loss, low, high)
+    entry = Expected(name, place, loss, low, high)
     return Item(entry, name, by_seed, losses is None, 0, parameters)
 
 

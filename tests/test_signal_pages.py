@@ -9,7 +9,7 @@ import report_workdirs
 from report_workdirs import read_csv
 
 from normjax.diagnostics import definitions, evidence, log, postmortem, self_test, verdict
-from normjax.diagnostics.postmortem import Check
+from normjax.diagnostics.postmortem import ReplayCheck
 from normjax.reporting import drawing, heat_maps, loading, palette, report, signal_data, signal_page
 from normjax.runs import runlog
 
@@ -58,7 +58,7 @@ def made(folder, seeds=2):
             for step, each in dense:
                 each["attention/logit_max"][1, 1] *= 10.0 ** max(0, step - 240)
                 log.append_signals(path, step, each, postmortem.SIGNALS_FILE)
-            checks = [Check("bad step", True, "its first bad step is 249")]
+            checks = [ReplayCheck("bad step", True, "its first bad step is 249")]
             postmortem.write(path, postmortem.examine(dense, 249, 200, checks))
     return folder
 

@@ -156,7 +156,7 @@ def test_a_run_with_signals_is_the_run_without(tmp_path, own_folders):
         "grid.seeds": 2,
     })  # fmt: skip
     corpus = corpora.open_corpus(base.data)
-    cell = grid.Cell("full", "full", "", {})
+    cell = grid.Arm("full", "full", "", {})
     runs = {}
     for signals in ("off", "on"):
         config = configs.replace(base, {"train.signals": signals, "train.signal_points": 3})

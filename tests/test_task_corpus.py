@@ -24,7 +24,7 @@ from normjax.errors import UserError
 from normjax.reporting import figures, loading, palette
 from normjax.runs import estimates, grid, runner
 from normjax.runs.experiment import Options
-from normjax.runs.grid import Cell, ExperimentConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, Question
 from normjax.training import train
 from normjax.training.cohorts import Cohort
 from normjax.training.train import Hyper, TrainConfig
@@ -213,8 +213,8 @@ def configuration(name, **changes):
 
 
 CELLS = (
-    Cell("full", "full model", "Everything.", {}),
-    Cell("no-attention", "minus attention", "Only itself.", {"model.attention": "none"}),
+    Arm("full", "full model", "Everything.", {}),
+    Arm("no-attention", "minus attention", "Only itself.", {"model.attention": "none"}),
 )
 
 

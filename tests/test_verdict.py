@@ -15,7 +15,7 @@ from normjax.diagnostics.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SP
 from normjax.diagnostics.evidence import Evidence, gather
 from normjax.errors import UserError
 from normjax.runs import grid, runlog
-from normjax.runs.grid import Cell, ExperimentConfig
+from normjax.runs.grid import Arm, ExperimentConfig
 
 L, S, H = 4, 2, 3
 STEPS = (0, 1, 3, 10, 30, 100, 300, 999)
@@ -340,7 +340,7 @@ def test_a_grid_refuses_what_cannot_be_judged_by_before_it_runs():
     ):
         grid.check(config, [], 1)
     # How runs are judged is no part of what they are: the same runs, judged anew.
-    cells = [Cell("full", "full", "", {})]
+    cells = [Arm("full", "full", "", {})]
     names = [
         [run.id for cohort in grid.plan(each, cells, "text") for run in cohort.runs]
         for each in (config, ExperimentConfig())

@@ -39,7 +39,7 @@ from typing import Any
 from experiments.ablation import CELLS
 from experiments.mechanisms import data as mechanisms_data
 from experiments.mechanisms import page as its_page
-from experiments.mechanisms.verdicts import Floor, Rule
+from experiments.mechanisms.verdicts import OwnFloor, Rule
 from normjax import configs
 from normjax.configs import field
 from normjax.data import corpora
@@ -73,7 +73,7 @@ class MechanismsConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class MechanismsExperiment:
     """All that the experiment can be told.
 
     Model, training and rates are those of all tasks but for what :data:`SETTINGS` says of one; a
@@ -150,12 +150,12 @@ _LEARNED = (
 _SHALLOW = "With one block only the bound is claimed, not that it can be reached. "
 
 
-def get_config(preset: str) -> Config:
+def get_config(preset: str) -> MechanismsExperiment:
     """Return the configuration of a preset."""
-    return configs.replace(Config(), PRESETS[preset][1])
+    return configs.replace(MechanismsExperiment(), PRESETS[preset][1])
 
 
-def run(config: Config, preset: str, options: Options) -> Outcome | None:
+def run(config: MechanismsExperiment, preset: str, options: Options) -> Outcome | None:
     """Train what is left of every task's grid, evaluate, judge, draw the page."""
     configs.check(config)
     plans = {name: of_task(config, preset, name) for name in tasks_of(config, preset)}
@@ -184,12 +184,12 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
     return Outcome(text, page, 0 if sound else 1)
 
 
-def tasks_of(config: Config, preset: str) -> tuple[str, ...]:
+def tasks_of(config: MechanismsExperiment, preset: str) -> tuple[str, ...]:
     """Return the names of the tasks, in the order of the preset."""
     return config.mechanisms.tasks or tuple(SETTINGS[preset])
 
 
-def of_task(config: Config, preset: str, name: str) -> ExperimentConfig:
+def of_task(config: MechanismsExperiment, preset: str, name: str) -> ExperimentConfig:
     """Return the configuration of one task: what the table says, unless a flag says otherwise.
 
     A task that is not among the preset's has the settings of the full preset.
@@ -205,7 +205,9 @@ def of_task(config: Config, preset: str, name: str) -> ExperimentConfig:
     return ExperimentConfig(changed.model, data, changed.train, changed.grid)
 
 
-def check(config: Config, plans: dict[str, ExperimentConfig]) -> dict[str, TaskCorpus]:
+def check(
+    config: MechanismsExperiment, plans: dict[str, ExperimentConfig]
+) -> dict[str, TaskCorpus]:
     """Find out what cannot be run before anything is; return the tasks as corpora.
 
     Raises:
@@ -245,7 +247,7 @@ def check(config: Config, plans: dict[str, ExperimentConfig]) -> dict[str, TaskC
     return sources
 
 
-def floors_of(plan: ExperimentConfig, source: TaskCorpus) -> dict[str, Floor]:
+def floors_of(plan: ExperimentConfig, source: TaskCorpus) -> dict[str, OwnFloor]:
     """Return the floor of every variant for a task."""
     found = {}
     for cell in grid.select(CELLS, plan.grid.variants):
@@ -256,7 +258,7 @@ def floors_of(plan: ExperimentConfig, source: TaskCorpus) -> dict[str, Floor]:
             reached, reason = False, _LEARNED  # the table speaks of rotary positions
         if plan.model.depth < 2 and kind in ("full", "no-mlp"):
             reached, reason = False, _SHALLOW + reason
-        found[cell.name] = Floor(loss, entry.information, reached, reason)
+        found[cell.name] = OwnFloor(loss, entry.information, reached, reason)
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from normjax.diagnostics.log import read_signals
 from normjax.reporting import explanations, loading, palette, rank_correlation, statistics
 from normjax.reporting.palette import Look
-from normjax.reporting.results import DIVERGED, UNFINISHED, Results, Run
+from normjax.reporting.results import DIVERGED, UNFINISHED, Results, RunResult
 from normjax.reporting.statistics import Estimate
 from normjax.runs import runlog
 
@@ -73,7 +73,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MapCell:
     """All seeds of one place and rate."""
 
     place: Place
@@ -141,16 +141,16 @@ class Stability:
             groups.setdefault((trial.place, trial.rate), []).append(trial)
         return groups
 
-    def cell(self, place: Place, rate: float) -> Cell:
+    def cell(self, place: Place, rate: float) -> MapCell:
         """Return the runs of one place and rate."""
-        return Cell(place, rate, tuple(self._runs.get((place, rate), ())))
+        return MapCell(place, rate, tuple(self._runs.get((place, rate), ())))
 
-    def cells(self, *places: Place) -> list[Cell]:
+    def cells(self, *places: Place) -> list[MapCell]:
         """Return the cells of places that have runs, by learning rate."""
         found = (self.cell(place, rate) for place in places for rate in self.rates)
         return [cell for cell in found if cell.trials]
 
-    def best(self, place: Place) -> Cell | None:
+    def best(self, place: Place) -> MapCell | None:
         """Return the cell with the lowest mean loss among those none of whose runs diverged."""
         whole = [
             c for c in self.cells(place)
@@ -214,7 +214,7 @@ def read_stability(workdir: Path) -> Stability:
     return Stability(results, tuple(trials))
 
 
-def _trial(results: Results, run: Run, place: Place, unigram: float | None) -> Trial:
+def _trial(results: Results, run: RunResult, place: Place, unigram: float | None) -> Trial:
     start = run.evaluations[0].get("validation/loss") if run.evaluations else None
     folder = runlog.run_folder(results.workdir, run.id)
     loss: float | None = run.final_loss

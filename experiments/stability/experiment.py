@@ -38,7 +38,7 @@ from normjax.reporting import palette
 from normjax.reporting.wording import counted
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
-from normjax.runs.grid import Axis, Cell, ExperimentConfig, GridConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, GridConfig, Question, SweepAxis
 from normjax.training.train import MAX_STEPS, TrainConfig
 
 SCANNED_FROM = 8
@@ -59,7 +59,7 @@ class StabilityConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class StabilityExperiment:
     """All that the experiment can be told."""
 
     model: DecoderConfig = DecoderConfig(width=32, heads=2)
@@ -97,12 +97,12 @@ PRESETS = {
 }  # fmt: skip
 
 
-def get_config(preset: str) -> Config:
+def get_config(preset: str) -> StabilityExperiment:
     """Return the configuration of a preset."""
-    return configs.replace(Config(), PRESETS[preset][1])
+    return configs.replace(StabilityExperiment(), PRESETS[preset][1])
 
 
-def cells(config: Config) -> list[Cell]:
+def cells(config: StabilityExperiment) -> list[Arm]:
     """Return one cell per placement, depth and warm-up."""
     s = config.stability
     check(config)
@@ -121,7 +121,7 @@ def cells(config: Config) -> list[Cell]:
                     "train.warmup_steps": warmup,
                 }  # fmt: skip
                 size = counted(depth, "block")
-                found.append(Cell(
+                found.append(Arm(
                     f"{name}-{depth}-w{warmup}", f"{title}, {size}, {words}", f"{size}, {words}.",
                     changes, f"{name}, {words}", depth,
                     palette.VERMILLION if removed else row.colour,
@@ -129,7 +129,7 @@ def cells(config: Config) -> list[Cell]:
     return found
 
 
-def check(config: Config) -> None:
+def check(config: StabilityExperiment) -> None:
     """Raise :class:`UserError` for a map that cannot be drawn, naming field, value and fix."""
     configs.check(config)
     for warmup in config.stability.warmups:
@@ -140,7 +140,7 @@ def check(config: Config) -> None:
             )
 
 
-def run(config: Config, preset: str, options: Options) -> Outcome | None:
+def run(config: StabilityExperiment, preset: str, options: Options) -> Outcome | None:
     """Train what is left of the map and write its page beside the grid's own report."""
     question = Question(
         experiment="stability", preset=preset, title="Where each placement trains",
@@ -155,7 +155,7 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
             " wrong rate more than post-norm, and warm-up narrows the difference."
         ),
         baseline=cells(config)[0].series,
-        x=Axis("depth", "depth (blocks)", "log2"),
+        x=SweepAxis("depth", "depth (blocks)", "log2"),
     )  # fmt: skip
     whole = ExperimentConfig(config.model, config.data, config.train, config.grid)
     outcome = runner.carry_out(question, cells(config), whole, options)

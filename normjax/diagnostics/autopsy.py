@@ -22,7 +22,7 @@ import numpy as np
 from normjax.configs import to_dict
 from normjax.decoder import Decoder
 from normjax.diagnostics import definitions, log, postmortem
-from normjax.diagnostics.postmortem import Autopsy, Check
+from normjax.diagnostics.postmortem import Autopsy, ReplayCheck
 from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
 from normjax.runs import runlog
@@ -173,9 +173,9 @@ class _Replay:
 
 def _checks(
     run: TrainedRun, replay: _Replay, samples: list[tuple[int, dict[str, np.ndarray]]], bad: int
-) -> list[Check]:
+) -> list[ReplayCheck]:
     found = "none" if replay.bad is None else str(replay.bad)
-    out = [Check(
+    out = [ReplayCheck(
         "bad step", replay.bad == bad,
         f"its first bad step is {found}" + ("" if replay.bad == bad else f", the run's was {bad}"),
     )]  # fmt: skip
@@ -185,7 +185,9 @@ def _checks(
         saved = jax.tree.leaves(run.params(later[-1]))
         pairs = zip(jax.tree.leaves(replay.params), saved, strict=True)
         worst = max(_difference(a, np.asarray(b)) for a, b in pairs)
-        out.append(Check("parameters", worst <= CLOSE, "its parameters there " + _said(worst)))
+        out.append(
+            ReplayCheck("parameters", worst <= CLOSE, "its parameters there " + _said(worst))
+        )
     own, dense = dict(log.read_signals(run.folder)), dict(samples)
     shared = [step for step in own if step in dense]
     for name in ("loss/value", "gradient/norm"):
@@ -195,7 +197,7 @@ def _checks(
             title = definitions.SIGNALS[name].title
             steps = f"{len(values)} step{'s' * (len(values) > 1)}"
             text = f"its {title} at {steps} that the run measured {_said(worst, WRITTEN)}"
-            out.append(Check(name, worst <= CLOSE, text))
+            out.append(ReplayCheck(name, worst <= CLOSE, text))
     return out
 
 

@@ -31,7 +31,7 @@ _OWN_ZERO = ("instrument/radial_defect", "instrument/radial_defect_last")
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class ReplayCheck:
     """One comparison of the replay with the run: what, whether it agrees, in words."""
 
     name: str
@@ -56,7 +56,7 @@ class Autopsy:
     start: int
     first: int
     last: int
-    checks: tuple[Check, ...]
+    checks: tuple[ReplayCheck, ...]
     events: tuple[Event, ...]
     sentence: str
 
@@ -72,7 +72,7 @@ class Autopsy:
 
 def examine(
     samples: Iterable[tuple[int, Mapping[str, np.ndarray]]], bad_step: int, start: int,
-    checks: Sequence[Check], sublayers: Sequence[str] = definitions.SUBLAYER_ORDER,
+    checks: Sequence[ReplayCheck], sublayers: Sequence[str] = definitions.SUBLAYER_ORDER,
     schedule: Mapping[int, float] | None = None,
 ) -> Autopsy:  # fmt: skip
     """Return what dense samples say.
@@ -176,7 +176,7 @@ def read(run_dir: str | Path) -> tuple[Autopsy, dict[str, Series]] | None:
         return None
     try:
         record.pop("reproduced", None)
-        checks = tuple(Check(**check) for check in record.pop("checks"))
+        checks = tuple(ReplayCheck(**check) for check in record.pop("checks"))
         happened = tuple(Event(**event) for event in record.pop("events"))
         autopsy = Autopsy(checks=checks, events=happened, **record)
     except (KeyError, TypeError):
@@ -188,7 +188,7 @@ def read(run_dir: str | Path) -> tuple[Autopsy, dict[str, Series]] | None:
 
 
 def _sentence(
-    happened: Sequence[Event], checks: Sequence[Check], bad_step: int, start: int,
+    happened: Sequence[Event], checks: Sequence[ReplayCheck], bad_step: int, start: int,
     steps: Sequence[int],
 ) -> str:  # fmt: skip
     if not steps:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from normjax.equation import FACTORS, SLOTS, fold
-from normjax.reporting.results import Cell, Results
+from normjax.reporting.results import PlannedArm, Results
 
 PARTS = (
     (
@@ -83,7 +83,7 @@ def lookup(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
     return value
 
 
-def effective(results: Results, cell: Cell) -> dict[str, Any]:
+def effective(results: Results, cell: PlannedArm) -> dict[str, Any]:
     """Return a cell's changes without its place on the x axis and without what is no change."""
     x_name = results.x["name"] if results.x else None
     config = results.plan.get("config") or {}

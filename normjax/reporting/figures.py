@@ -18,7 +18,7 @@ from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.pictures import Axis, Panel, Row
 from normjax.reporting.prediction import Judged
-from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, Run, Variant
+from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, RunResult, Variant
 from normjax.reporting.signal_data import Signals
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number
@@ -127,7 +127,7 @@ def _window(results: Results) -> tuple[float, float, str] | None:
     is cut off unless a finished run ends there.
     """
 
-    def losses(run: Run, first: float, last: float) -> list[float]:
+    def losses(run: RunResult, first: float, last: float) -> list[float]:
         points = zip(*run.curve("validation/loss"), strict=True)
         return [loss for step, loss in points if first <= step <= last]
 

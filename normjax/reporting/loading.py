@@ -9,7 +9,7 @@ from typing import Any
 
 from normjax.errors import UserError
 from normjax.reporting import statistics
-from normjax.reporting.results import RATES, Cell, Rates, Results, Run, Variant, finite
+from normjax.reporting.results import RATES, PlannedArm, Rates, Results, RunResult, Variant, finite
 from normjax.runs import runlog
 
 
@@ -66,9 +66,9 @@ def _plan(workdir: Path) -> dict[str, Any]:
     return plan
 
 
-def _cell(entry: dict[str, Any]) -> Cell:
+def _cell(entry: dict[str, Any]) -> PlannedArm:
     parameters = finite(entry.get("parameters"))
-    return Cell(
+    return PlannedArm(
         name=str(entry["name"]), series=str(entry.get("series") or entry["name"]),
         x=finite(entry.get("x")), title=str(entry.get("title") or entry["name"]),
         description=str(entry.get("description") or ""), changes=dict(entry.get("changes") or {}),
@@ -87,14 +87,14 @@ def _object(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _run(workdir: Path, entry: dict[str, Any]) -> Run:
+def _run(workdir: Path, entry: dict[str, Any]) -> RunResult:
     folder = runlog.run_folder(workdir, str(entry["id"]))
     status = _object(folder / "status.json")
     evaluations = tuple(runlog.read_metrics(folder))
     at, time = finite(status.get("diverged_at")), status.get("time")
     known = time if isinstance(time, dict) else {}
     last = evaluations[-1]["step"] if evaluations else 0
-    return Run(
+    return RunResult(
         id=str(entry["id"]), cell=str(entry["cell"]), seed=int(entry["seed"]),
         rates=Rates(steps=int(entry["steps"]), **{name: float(entry[name]) for name in RATES}),
         state=str(status.get("state") or ("interrupted" if evaluations else "missing")),
@@ -112,7 +112,7 @@ _TIMES = ("compile_s", "train_s", "peak_memory_mb")
 def _variants(results: Results) -> Iterable[Variant]:
     drafts = []
     for cell in results.cells:
-        groups: dict[Rates | None, list[Run]] = {}
+        groups: dict[Rates | None, list[RunResult]] = {}
         for run in results.runs:
             if run.cell == cell.name:
                 groups.setdefault(run.rates, []).append(run)

@@ -36,7 +36,7 @@ from normjax.reporting.html import (
 )
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged
-from normjax.reporting.results import Results, Run, Variant
+from normjax.reporting.results import Results, RunResult, Variant
 from normjax.reporting.signal_data import Signals
 from normjax.reporting.tables import Table, dotted, interval, number, stacked, tag, view
 from normjax.reporting.wording import DETAIL, MAIN, WARNING, Finding, runs_text
@@ -320,16 +320,16 @@ def _machine(results: Results) -> Iterator[tuple[str, Markup]]:
 def _runs(results: Results, looks: Looks) -> Table:
     cells = {cell.name: cell for cell in results.cells}
 
-    def state(run: Run) -> str:
+    def state(run: RunResult) -> str:
         return wording.state_text(run) + (f" ({run.reason})" if run.reason else "")
 
-    def skipped(run: Run) -> int:
+    def skipped(run: RunResult) -> int:
         return max([int(e.get("update/skipped") or 0) for e in run.evaluations], default=0)
 
-    def name(run: Run) -> Markup:
+    def name(run: RunResult) -> Markup:
         return dotted(looks[cells[run.cell].series].colour, run.cell)
 
-    def seconds(run: Run) -> str | None:
+    def seconds(run: RunResult) -> str | None:
         return f"{run.time['train_s']:.1f}" if "train_s" in run.time else None
 
     return Table([

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from normjax.predictions import record
-from normjax.predictions.prediction import LOSSES, SERIES, Entry, Prediction
+from normjax.predictions.prediction import LOSSES, SERIES, Expected, Prediction
 from normjax.reporting import rank_correlation, statistics
 from normjax.reporting.rank_correlation import Correlation
 from normjax.reporting.results import DIVERGED, Results, Variant
@@ -30,7 +30,7 @@ class Item:
       parameters: mean number over its variants; None where unknown.
     """
 
-    entry: Entry
+    entry: Expected
     series: str
     losses: dict[int, float]
     diverged: bool
@@ -223,7 +223,7 @@ def _correlation(
     return Correlation(found.value, found.p, found.exact, low, high)
 
 
-def _item(results: Results, entry: Entry, prediction: Prediction) -> Item | None:
+def _item(results: Results, entry: Expected, prediction: Prediction) -> Item | None:
     """Return an entry with its outcome; None where it was not run or has not finished."""
     best = representatives(results)
     series = prediction.subject == SERIES

@@ -29,7 +29,7 @@ class Rates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedArm:
     """A planned configuration; ``series`` and ``x`` say on which line and where it is drawn."""
 
     name: str
@@ -45,7 +45,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResult:
     """A planned run with what its folder holds; ``state`` is "missing" without a folder."""
 
     id: str
@@ -95,9 +95,9 @@ class Variant:
     paired by seed (None for the baseline itself and where there is no such baseline).
     """
 
-    cell: Cell
+    cell: PlannedArm
     rates: Rates | None
-    runs: tuple[Run, ...]
+    runs: tuple[RunResult, ...]
     loss: Estimate
     difference: Estimate | None = None
     rank: int | None = None
@@ -124,8 +124,8 @@ class Results:
 
     workdir: Path
     plan: dict[str, Any]
-    cells: tuple[Cell, ...]
-    runs: tuple[Run, ...]
+    cells: tuple[PlannedArm, ...]
+    runs: tuple[RunResult, ...]
     variants: tuple[Variant, ...] = field(default=())
 
     @property

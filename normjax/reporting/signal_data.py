@@ -19,7 +19,7 @@ from normjax.diagnostics.self_test import SelfTest
 from normjax.diagnostics.verdict import Verdict
 from normjax.reporting import tables
 from normjax.reporting.palette import Look
-from normjax.reporting.results import Results, Run, Variant
+from normjax.reporting.results import Results, RunResult, Variant
 from normjax.reporting.tables import Column, Table, dotted, stacked, tag
 from normjax.runs import runlog
 
@@ -131,10 +131,10 @@ def write(results: Results, signals: Signals) -> None:
     tables.write_text(results.workdir / "verdicts.csv", VERDICTS.csv(judged(results, signals, {})))
 
 
-class Judged(NamedTuple):
+class JudgedRun(NamedTuple):
     """A run with its verdict, a row of :data:`VERDICTS`; ``verdict`` is None without a folder."""
 
-    run: Run
+    run: RunResult
     series: str
     verdict: Verdict | None
     colour: str = ""
@@ -145,12 +145,12 @@ class Judged(NamedTuple):
         return None if self.verdict is None else self.verdict.first
 
 
-def judged(results: Results, signals: Signals, looks: Mapping[str, Look]) -> list[Judged]:
+def judged(results: Results, signals: Signals, looks: Mapping[str, Look]) -> list[JudgedRun]:
     """Return all runs with their verdicts; ``looks`` may be empty."""
     series = {cell.name: cell.series for cell in results.cells}
     colours = {name: look.colour for name, look in looks.items()}
     named = [(run, series[run.cell]) for run in results.runs]
-    return [Judged(r, n, signals.verdicts.get(r.id), colours.get(n, "")) for r, n in named]
+    return [JudgedRun(r, n, signals.verdicts.get(r.id), colours.get(n, "")) for r, n in named]
 
 
 MARKS = {"well behaved": "●", "drifting": "◐", "unstable": "▲", "diverged": "✕", "unknown": "○"}
@@ -160,12 +160,12 @@ _FIRST = (
 )
 
 
-def _where(row: Judged) -> Markup:
+def _where(row: JudgedRun) -> Markup:
     rate = row.run.rates.learning_rate
     return stacked(dotted(row.colour, row.run.cell), f"seed {row.run.seed}, rate {rate}")
 
 
-def _state(row: Judged) -> Markup:
+def _state(row: JudgedRun) -> Markup:
     state = row.verdict.state if row.verdict else ""
     return tag("span", MARKS[state], cls="mark") + state
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from normjax.reporting import explanations, statistics
-from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, Run, Variant
+from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, RunResult, Variant
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number
 
@@ -79,7 +79,7 @@ def references(results: Results) -> str:
     )
 
 
-def state_text(run: Run) -> str:
+def state_text(run: RunResult) -> str:
     """Return how a run stands, in words."""
     if run.outcome == DIVERGED:
         return "diverged" if run.diverged_at is None else f"diverged at step {run.diverged_at}"

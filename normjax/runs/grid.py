@@ -78,7 +78,7 @@ class ExperimentConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """The number that an experiment varies besides the series, such as depth."""
 
     name: str
@@ -87,7 +87,7 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Arm:
     """One program of the grid: a name and what it changes in the configuration."""
 
     name: str
@@ -110,7 +110,7 @@ class Question:
     hypothesis: str
     baseline: str
     notes: tuple[str, ...] = ()
-    x: Axis | None = None
+    x: SweepAxis | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Run:
     """One training run."""
 
     id: str
-    cell: Cell
+    cell: Arm
     config: ExperimentConfig
     hyper: Hyper
 
@@ -152,7 +152,7 @@ class CohortPlan:
         return Decoder(self.config.model, vocabulary, self.config.data.window)
 
 
-def select(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
+def select(cells: Sequence[Arm], names: Sequence[str]) -> list[Arm]:
     """Return the cells whose series or name is listed; all of them for an empty list."""
     if not names:
         return list(cells)
@@ -166,7 +166,7 @@ def select(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
     return [cell for cell in cells if {cell.name, cell.series} & set(names)]
 
 
-def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None:
+def check(config: ExperimentConfig, cells: Sequence[Arm], devices: int) -> None:
     """Raise :class:`UserError` for anything in the grid that cannot be run."""
     g = config.grid
     configs.check(config)
@@ -182,7 +182,7 @@ def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None
         train.check(changed.train, devices if changed.train.parallel == "data" else 1)
 
 
-def plan(config: ExperimentConfig, cells: Sequence[Cell], fingerprint: str) -> list[CohortPlan]:
+def plan(config: ExperimentConfig, cells: Sequence[Arm], fingerprint: str) -> list[CohortPlan]:
     """Return the cohorts of a grid, in the order of its cells.
 
     Args:

@@ -29,7 +29,7 @@ from normjax.runs.experiment import (
     stop_on_signals,
     working_in,
 )
-from normjax.runs.grid import Cell, CohortPlan, ExperimentConfig, Question
+from normjax.runs.grid import Arm, CohortPlan, ExperimentConfig, Question
 from normjax.runs.progress import Progress, TimeLeft
 
 MOST_REPLAYED = 2000
@@ -37,7 +37,7 @@ MOST_REPLAYED = 2000
 
 
 def carry_out(
-    question: Question, cells: Sequence[Cell], config: ExperimentConfig, options: Options
+    question: Question, cells: Sequence[Arm], config: ExperimentConfig, options: Options
 ) -> Outcome | None:
     """Run what is left of a grid and write its report; return its headline and its page.
 
@@ -82,7 +82,7 @@ def carry_out(
         ) from None
 
 
-def _candidates(every: Sequence[Cell], planned: Sequence[Cell]) -> list[Candidate]:
+def _candidates(every: Sequence[Arm], planned: Sequence[Arm]) -> list[Candidate]:
     """Return what a prediction may name: variants, and the series of several of them."""
     names = {cell.name for cell in planned}
     found = [
@@ -96,7 +96,7 @@ def _candidates(every: Sequence[Cell], planned: Sequence[Cell]) -> list[Candidat
 
 
 def _record(
-    question: Question, cells: Sequence[Cell], config: ExperimentConfig, corpus: AnyCorpus,
+    question: Question, cells: Sequence[Arm], config: ExperimentConfig, corpus: AnyCorpus,
     cohorts: Sequence[CohortPlan], command: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the plan as grid.json holds it: the report is made from this and the run folders."""

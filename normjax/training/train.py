@@ -226,7 +226,7 @@ def _unchanged(params: Params) -> Params:
     return params
 
 
-class Plan(NamedTuple):
+class PlannedStep(NamedTuple):
     """What the optimizer would do at a step: p becomes p - rate * update.
 
     Attributes:
@@ -242,21 +242,23 @@ class Plan(NamedTuple):
     norm: Array
 
 
-def plan_step(config: TrainConfig, state: State, hyper: Hyper, gradients: Params) -> Plan:
+def plan_step(config: TrainConfig, state: State, hyper: Hyper, gradients: Params) -> PlannedStep:
     """Return what the optimizer would do with these gradients at the state's step."""
     return _planned(config, state, hyper, gradients)[1]
 
 
 def _planned(
     config: TrainConfig, state: State, hyper: Hyper, gradients: Params
-) -> tuple[Params, Plan]:
+) -> tuple[Params, PlannedStep]:
     # AdamW computes in float32 at least: in float16 its eps is zero and its squares vanish.
     gradients, norm = optimizer.clip(_wide(gradients), config.clip)
     updates, moments = _transformation(config, hyper).update(
         gradients, state.moments, _wide(state.params)
     )
     schedule = optimizer.unit_schedule(config.steps, config.warmup_steps, config.final_fraction)
-    return gradients, Plan(updates, hyper.learning_rate * schedule(state.step), moments, norm)
+    return gradients, PlannedStep(
+        updates, hyper.learning_rate * schedule(state.step), moments, norm
+    )
 
 
 def mean_loss(losses: Array, weights: np.ndarray | None) -> Array:
