@@ -27,7 +27,7 @@ def walked(tmp_path_factory):
     (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     small = {"train.steps": 4, "train.warmup_steps": 1, "train.evaluate_every": 2,
              "model.width": 8, "data.window": 8, "train.batch_size": 2, "grid.seeds": 2,
-             "train.evaluation_windows": 2, "train.final_windows": 2, "train.signals": "on",
+             "train.evaluation_windows": 2, "train.final_windows": 2, "train.diagnostics": "on",
              "model.norm": "dynamic_tanh", "data.corpus": "text.txt"}  # fmt: skip
     command = [sys.executable, str(ROOT / "launch.py"), "--plugins=mine.py",
                "--experiment=question.py", "--workdir=out", "--compilation_cache=off",

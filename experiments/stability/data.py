@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normjax.diagnostics.log import read_signals
+from normjax.diagnostics.log import read_diagnostics
 from normjax.reporting import explanations, loading, palette, rank_correlation, statistics
 from normjax.reporting.palette import Look
 from normjax.reporting.results import DIVERGED, UNFINISHED, Results, RunResult
@@ -29,7 +29,7 @@ STUCK = 0.05
 NEAR = 0.1
 """A learning rate works if the loss stays within so many nats of the best rate's."""
 EARLY = 0.01
-"""Signals of this first part of the steps count as known beforehand."""
+"""Diagnostics of this first part of the steps count as known beforehand."""
 TRAINS, IS_STUCK, DIVERGES, OPEN = "trains", "stuck", "diverged", "unfinished"
 SAMPLES = 400
 
@@ -54,7 +54,7 @@ class Trial:
       loss: final validation loss; infinite where it diverged, None where it is not finished.
       start: validation loss at initialization.
       folder: of the run.
-      verdict: on its signals as it lies in the folder, empty without one.
+      verdict: on its diagnostics as it lies in the folder, empty without one.
     """
 
     place: Place
@@ -236,7 +236,7 @@ class Predictor:
     """A number known early and how well it orders the outcomes.
 
     Attributes:
-      name: the signal and how its layers became one number.
+      name: the diagnostic and how its layers became one number.
       when: "at initialization" or "in the first 1 % of steps".
       value: Spearman's correlation with the final loss over all runs (diverged ones last).
       low, high: its 95 % bootstrap interval over the cells of the grid.
@@ -261,9 +261,9 @@ REDUCTIONS: dict[str, Callable[[np.ndarray], float]] = {
 
 
 def predictors(stability: Stability) -> list[Predictor]:
-    """Return every early signal with its rank correlation, the strongest first.
+    """Return every early diagnostic with its rank correlation, the strongest first.
 
-    Signals of each parameter and norm are taken together, by their largest and smallest value.
+    Diagnostics of each parameter and norm are taken together, by their largest and smallest value.
     """
     finished = [t for t in stability.trials if t.loss is not None]
     steps = {t.folder: t for t in finished}
@@ -289,10 +289,10 @@ def predictors(stability: Stability) -> list[Predictor]:
 
 
 def _early(folder: Path, results: Results) -> Iterable[tuple[tuple[str, str], float]]:
-    """Yield (name, when) and one number for every signal sampled early enough."""
+    """Yield (name, when) and one number for every diagnostic sampled early enough."""
     total = int(results.plan.get("config", {}).get("train", {}).get("steps", 0))
     limit = max(1, int(EARLY * total))
-    sampled = [(step, values) for step, values in read_signals(folder) if step <= limit]
+    sampled = [(step, values) for step, values in read_diagnostics(folder) if step <= limit]
     for when, picked in (
         ("at initialization", [v for step, v in sampled if step == 0]),
         ("in the first 1 % of steps", [v for step, v in sampled if step > 0][-1:]),
@@ -312,7 +312,7 @@ def _early(folder: Path, results: Results) -> Iterable[tuple[tuple[str, str], fl
 
 
 def _grouped(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Join the signals that come one per parameter or norm."""
+    """Join the diagnostics that come one per parameter or norm."""
     joined: dict[str, list[np.ndarray]] = {}
     for name, array in values.items():
         joined.setdefault(name.split("[")[0], []).append(np.asarray(array, float))

@@ -2,7 +2,7 @@
 
 Question: over depth, peak learning rate and warm-up, where does a decoder train with its norm
 before the branch, behind the addition, nowhere, or without a residual path; how much does it cost
-not to know the best rate; and which signal measured at the start tells the outcome?
+not to know the best rate; and which diagnostic measured at the start tells the outcome?
 
 Hypothesis: removing the residual path hurts more than removing every norm, the more so the deeper;
 without norms a shallow decoder trains at moderate rates; pre-norm forgives a wrong rate more than
@@ -17,8 +17,8 @@ Result (default, 160 runs of 100 steps on the plays): removing the residual path
 2 blocks and at 6, each variant at its best rate and warm-up; removing every norm costs -0.02 and
 +0.01, but only 3 of 10 cells of rate and warm-up train then at either depth, against 6 and 7 with
 pre-norm, and only without norms do runs diverge. Post-norm ends 0.01 and 0.22 nats behind pre-norm.
-The early signal that orders the outcomes best is the smallest cosine of branch and stream in the
-first 1 % of steps, rank correlation -0.38 (-0.55 to -0.18): no early signal tells much here.
+The early diagnostic that orders the outcomes best is the smallest cosine of branch and stream in
+the first 1 % of steps, rank correlation -0.38 (-0.55 to -0.18): no early diagnostic tells much here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StabilityExperiment:
     data: DataConfig = DataConfig(window=32)
     train: TrainConfig = TrainConfig(
         steps=100, warmup_steps=25, batch_size=8, evaluate_every=50, evaluation_windows=64,
-        final_windows=128, signals="on", signal_points=4, patience=10,
+        final_windows=128, diagnostics="on", diagnostic_points=4, patience=10,
     )  # fmt: skip
     grid: GridConfig = part(
         GridConfig(seeds=2, learning_rates=(1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256)),
@@ -78,7 +78,7 @@ class StabilityExperiment:
 FULL = {
     "model.width": 64, "model.heads": 4, "train.steps": 300, "train.warmup_steps": 100,
     "train.batch_size": 16, "data.window": 64, "train.evaluate_every": 100,
-    "train.final_windows": 512, "train.signal_points": 6, "grid.seeds": 3,
+    "train.final_windows": 512, "train.diagnostic_points": 6, "grid.seeds": 3,
     "grid.learning_rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
     "stability.placements": (*ARMS, "sandwich", "branch_output", "deepnorm"),
     "stability.depths": (2, 4, 8, 16), "stability.warmups": (0, 100),
@@ -147,7 +147,7 @@ def run(config: StabilityExperiment, preset: str, options: Options) -> Outcome |
         question=(
             "Over depth, peak learning rate and warm-up: where does a decoder train with its norm"
             " before the branch, behind the addition, nowhere, or without a residual path? How much"
-            " does it cost not to know the best rate? Which early signal tells the outcome?"
+            " does it cost not to know the best rate? Which early diagnostic tells the outcome?"
         ),
         hypothesis=(
             "Removing the residual path hurts more than removing every norm, the more so the"

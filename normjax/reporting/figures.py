@@ -6,20 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 
 from normjax.reporting import (
+    diagnostics_figures,
     diagram,
     drawing,
     heat_maps,
     pictures,
     prediction_figure,
-    signal_figures,
     statistics,
 )
+from normjax.reporting.diagnostics_data import Diagnostics
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.pictures import Axis, Panel, Row
 from normjax.reporting.prediction import Judged
 from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, RunResult, Variant
-from normjax.reporting.signal_data import Signals
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number
 from normjax.reporting.wording import representatives
@@ -29,7 +29,7 @@ Looks = Mapping[str, Look]
 
 def all_figures(
     results: Results, looks: dict[str, Look], judged: Judged | None = None,
-    signals: Signals | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> list[Figure]:  # fmt: skip
     """Return every figure that the results allow.
 
@@ -37,7 +37,7 @@ def all_figures(
         results: a workdir read back.
         looks: colour and marker by series.
         judged: a prediction and its score, where there is one.
-        signals: what the runs measured inside, where that is known.
+        diagnostics: what the runs measured inside, where that is known.
 
     Returns:
         The figures; each is left out where it would be empty.
@@ -52,10 +52,10 @@ def all_figures(
             paired_differences(results, looks), gradient_norms(results, looks),
             diagram.decoder(results, looks),
         ]  # fmt: skip
-        if signals is not None and signals.measured:
-            made += heat_maps.figures(results, signals)
-            made += signal_figures.profiles(results, signals, looks)
-            made += signal_figures.autopsies(signals)
+        if diagnostics is not None and diagnostics.measured:
+            made += heat_maps.figures(results, diagnostics)
+            made += diagnostics_figures.profiles(results, diagnostics, looks)
+            made += diagnostics_figures.autopsies(diagnostics)
     return [figure for figure in made if figure is not None]
 
 

@@ -9,16 +9,17 @@ from typing import Any
 from markupsafe import Markup
 
 from normjax.reporting import (
+    diagnostics_page,
     explanations,
     findings,
     palette,
     prediction_words,
-    signal_page,
     statistics,
     tables,
     trends,
     wording,
 )
+from normjax.reporting.diagnostics_data import Diagnostics
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import (
     RUN,
@@ -37,7 +38,6 @@ from normjax.reporting.html import (
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged
 from normjax.reporting.results import Results, RunResult, Variant
-from normjax.reporting.signal_data import Signals
 from normjax.reporting.tables import Table, dotted, interval, number, stacked, tag, view
 from normjax.reporting.wording import DETAIL, MAIN, WARNING, Finding, runs_text
 
@@ -46,7 +46,7 @@ Looks = Mapping[str, Look]
 
 def render(
     results: Results, figures: Sequence[tuple[Figure, str]], looks: Looks,
-    judged: Judged | None = None, signals: Signals | None = None,
+    judged: Judged | None = None, diagnostics: Diagnostics | None = None,
 ) -> str:  # fmt: skip
     """Return the page as one self-contained HTML text.
 
@@ -55,20 +55,28 @@ def render(
         figures: each figure with its SVG text.
         looks: colour and marker by series.
         judged: a prediction and its score, where there is one.
-        signals: what the runs measured inside, where that is known.
+        diagnostics: what the runs measured inside, where that is known.
 
     Returns:
         HTML without scripts or external resources. All text from files is escaped.
     """
     pictures = {figure.name: picture(figure, svg) for figure, svg in figures}
     said = [*findings.warnings(results), *trends.answer(results)]
-    if signals is not None and signals.self_test is not None and not signals.self_test.sound:
-        said.insert(0, Finding(WARNING, str(signals.self_test)))
+    if (
+        diagnostics is not None
+        and diagnostics.self_test is not None
+        and not diagnostics.self_test.sound
+    ):
+        said.insert(0, Finding(WARNING, str(diagnostics.self_test)))
     texts = {kind: [f.text for f in said if f.kind == kind] for kind in wording.KINDS}
-    inside = [] if signals is None else signal_page.sections(results, signals, pictures, looks)
+    inside = (
+        []
+        if diagnostics is None
+        else diagnostics_page.sections(results, diagnostics, pictures, looks)
+    )
     predicted = prediction_words.section(judged, results, looks, pictures.pop("prediction", None))
     decoder = _decoder(results, looks, pictures.pop("decoder", None))
-    more = signal_page.definitions_and_bands() if inside else []
+    more = diagnostics_page.definitions_and_bands() if inside else []
     plan, expected = results.plan, results.plan.get("hypothesis")
     return Page(
         str(plan.get("title") or "Report"), str(plan.get("question") or ""),

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normjax.reporting import (
+    diagnostics_data,
     explanations,
     findings,
     loading,
     palette,
     prediction,
     prediction_words,
-    signal_data,
     tables,
     trends,
 )
@@ -110,16 +110,16 @@ def write(workdir: Path) -> Path:
     lines = ((r, cells[r.cell], line) for r in results.runs for line in r.evaluations or ({},))
     tables.write_text(folder / "results.csv", RESULTS.csv(lines))
     tables.write_text(folder / "summary.csv", SUMMARY.csv(results.variants))
-    signals = signal_data.load(results)
-    signal_data.write(results, signals)
+    diagnostics = diagnostics_data.load(results)
+    diagnostics_data.write(results, diagnostics)
     looks = palette.looks(results.series, results.baseline, explanations.colours(results))
     judged = prediction.judge(results)
     fingerprint = results.plan.get("corpus", {}).get("fingerprint", "unknown")
     drawn = _saved(
         folder, f"{results.plan.get('command', '')} (corpus {fingerprint})",
-        lambda: figures.all_figures(results, looks, judged, signals),
+        lambda: figures.all_figures(results, looks, judged, diagnostics),
     )  # fmt: skip
-    text = page.render(results, drawn, looks, judged, signals)
+    text = page.render(results, drawn, looks, judged, diagnostics)
     return tables.write_text(folder / "report.html", text)
 
 

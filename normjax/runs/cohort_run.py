@@ -250,7 +250,7 @@ class CohortRun:
         started = time.perf_counter()
         values = self._measure(self._batches(step, 1)[:, 0])
         for i, folder in enumerate(self._folders):
-            log.append_signals(folder, step, {name: value[i] for name, value in values.items()})
+            log.append_diagnostics(folder, step, {name: value[i] for name, value in values.items()})
         self._seconds += time.perf_counter() - started
 
     def _evaluates_at(self, step: int) -> bool:

@@ -31,7 +31,7 @@ MAX_SEEDS = 10_000
 # How a run is computed, not what it computes: not part of its name.
 MANNER = (
     *("chunk_steps", "checkpoint_seconds", "checkpoint_every", "keep_checkpoints"),
-    *("parallel", "lanes", "signals", "signal_points", "signal_every"),
+    *("parallel", "lanes", "diagnostics", "diagnostic_points", "diagnostic_every"),
 )
 
 

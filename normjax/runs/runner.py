@@ -12,7 +12,7 @@ from normjax import configs, plugins
 from normjax.data import corpora
 from normjax.data.corpora import AnyCorpus
 from normjax.decoder import Decoder
-from normjax.diagnostics import postmortem
+from normjax.diagnostics import autopsy_record
 from normjax.diagnostics.autopsy import autopsy
 from normjax.errors import UserError
 from normjax.predictions import given, record
@@ -161,9 +161,9 @@ def _autopsies(
     """Replay diverged runs that were not yet, where signals are measured."""
     for run in (run for cohort in cohorts for run in cohort.runs):
         folder = runlog.run_folder(options.workdir, run.id)
-        if run.config.train.signals == "off" or runlog.run_state(folder) != "diverged":
+        if run.config.train.diagnostics == "off" or runlog.run_state(folder) != "diverged":
             continue
-        if stop or runlog.read_object(folder / postmortem.FILE) is not None:
+        if stop or runlog.read_object(folder / autopsy_record.FILE) is not None:
             continue
         try:
             said = autopsy(folder, most_replayed=MOST_REPLAYED).sentence

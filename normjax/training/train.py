@@ -27,7 +27,7 @@ from normjax.training import optimizer
 
 PARALLEL = ("runs", "data")
 LANES = ("auto", "vmap", "map")
-SIGNALS = ("off", "on")
+DIAGNOSTICS = ("off", "on")
 MAX_STEPS = 2**31 - 1  # steps are counted in int32
 MAX_RATE = 1e30  # of rates, decays and scales: beyond all use, and float32 holds it
 INIT_PURPOSE = 0  # keys are fold_in(seed, purpose); further purposes get further numbers
@@ -86,14 +86,16 @@ class TrainConfig:
         "auto", "runs on one device: vmap (together), map (in turn), auto: map on CPU",
         choices=LANES,
     )  # fmt: skip
-    signals: str = field(
-        "off", "on: measure inside the model at some steps, to signals.jsonl", choices=SIGNALS
+    diagnostics: str = field(
+        "off",
+        "on: measure inside the model at some steps, to diagnostics.jsonl",
+        choices=DIAGNOSTICS,
     )
-    signal_points: int = field(
+    diagnostic_points: int = field(
         0, "steps to measure at, log-spaced; 0: as many as cost at most 3 % of the training",
         least=0, most=MAX_STEPS,
     )  # fmt: skip
-    signal_every: int = field(
+    diagnostic_every: int = field(
         0, "also measure at every multiple of so many steps; 0: no", least=0, most=MAX_STEPS
     )
 
