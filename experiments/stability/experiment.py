@@ -18,7 +18,7 @@ Result (default, 160 runs of 100 steps on the plays): removing the residual path
 +0.01, but only 3 of 10 cells of rate and warm-up train then at either depth, against 6 and 7 with
 pre-norm, and only without norms do runs diverge. Post-norm ends 0.01 and 0.22 nats behind pre-norm.
 The early diagnostic that orders the outcomes best is the smallest cosine of branch and stream in
-the first 1 % of steps, rank correlation -0.38 (-0.55 to -0.18): no early diagnostic tells much here.
+the first 1 % of steps, rank correlation -0.38 (-0.55 to -0.18): none of them tells much here.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ def render(
             " and no better for it.",
             "<b>Early predictors.</b> Numbers at initialization or in the first {early:g} % of the"
             " steps; one number per run and diagnostic: the largest or smallest over layers, heads"
-            " and parameters, or the last layer over the first. Spearman's correlation with the final"
-            " loss, diverged runs last. Many were tried, so the strongest is flattered; its"
+            " and parameters, or the last layer over the first. Spearman's correlation with the"
+            " final loss, diverged runs last. Many were tried, so the strongest is flattered; its"
             " interval is not corrected for that.",
             "<b>What varies.</b> Few seeds, one text, small models and a short training: a map of"
             " this size, not a law.",

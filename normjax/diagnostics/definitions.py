@@ -1,7 +1,7 @@
 """What every diagnostic means: one table that the probe, the reports and the documentation read.
 
 A name is ``area/name_unit``. Diagnostics of each parameter or norm come one by one: their names
-carry it in brackets, ``gradient/parameter_rms[attention.branch.query.kernel]``. No JAX is imported here.
+carry it in brackets, ``gradient/parameter_rms[attention.branch.query.kernel]``. No JAX here.
 
 Axes: "layer" is the block, first to last; "sublayer" the sub-layers that a block has, attention
 before MLP; "head" the query heads. A parameter outside the blocks has no layer axis.

@@ -5,7 +5,7 @@
 - **diverged**: the run ended so (``status.json``), or without a finite loss;
 - **unstable**: else, loss or gradient norm spiked, or something was not finite;
 - **drifting**: else, a diagnostic left its band and stayed out to the last measurement;
-- **well behaved**: else. A diagnostic that left its band and came back is told, it changes no state;
+- **well behaved**: else. One that left its band and came back is told, and changes no state;
 - **unknown**: nothing was measured.
 
 All of it is derived from the files of the run folder and the bands; no JAX is imported here.
