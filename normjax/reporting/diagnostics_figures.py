@@ -166,8 +166,8 @@ def _autopsy(run_id: str, autopsy: Autopsy, series: dict[str, Series]) -> Figure
     caption = (
         "The diagnostics that moved first, each at the place where it moved first, over its own "
         "median at the beginning of the measured steps; named in the order in which they moved. "
-        f"Dotted: step {autopsy.bad_step}, the first whose result was not finite. A line ends where its "
-        "numbers do, or where they reach 0."
+        f"Dotted: step {autopsy.bad_step}, the first whose result was not finite. A line ends "
+        "where its numbers do, or where they reach 0."
     )
     return drawing.figure(f"autopsy_{run_id}", f"Autopsy of {run_id}", caption, canvas, rows)
 
