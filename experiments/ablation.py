@@ -25,7 +25,7 @@ from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Arm, ExperimentConfig, Question
 
-CELLS = (
+ARMS = (
     Arm("full", "full model", "Everything in place, as configured.", {}),
     Arm(
         "no-attention", "minus attention",
@@ -112,4 +112,4 @@ def run(config: ExperimentConfig, preset: str, options: Options) -> Outcome | No
             f"config.grid.depths={depths}: this experiment has one depth; use --config.model.depth,"
             " or --experiment=depth"
         )
-    return runner.carry_out(question, CELLS, config, options)
+    return runner.carry_out(question, ARMS, config, options)

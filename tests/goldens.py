@@ -51,7 +51,7 @@ COLUMNS: dict[str, str] = {}
 """Columns that have been renamed: old name -> new name."""
 LEFT_OUT = re.compile(r"run|path|folder|date|started|time_.*|.*seconds.*")
 """Columns that differ from run to run, or hold run names, which hash their configuration."""
-KEYS = ("task", "cell", "variant", "series", "x", "depth", "warmup", "seed", "learning_rate",
+KEYS = ("task", "arm", "variant", "series", "x", "depth", "warmup", "seed", "learning_rate",
         "diagnostic", "step", "block", "layer", "sublayer", "head")  # fmt: skip
 """Rows are ordered by these: the order of the file may be that of run names."""
 IN_FULL = ("results", "summary", "mechanisms", "stability", "claims")
@@ -271,7 +271,7 @@ def wanted(column: str) -> bool:
 _DIAGNOSTICS = (
     "--preset=smoke",
     "--config.train.diagnostics=on",
-    "--config.grid.variants=full,post-norm",
+    "--config.grid.arms=full,post-norm",
 )
 _TINY = (
     "--preset=quick", "--config.model.width=8", "--config.train.steps=2", "--config.data.window=6",

@@ -43,11 +43,11 @@ def workdir(tmp_path_factory):
         "grid.seeds": 1, "grid.learning_rates": (1e-3, RATE),
     })  # fmt: skip
     question = Question("test", "tiny", "A test", "Which?", "", "full")
-    cells = [Arm("full", "full", "", {})]
+    arms = [Arm("full", "full", "", {})]
     options = Options(folder / "work", "the command", live=False)
     with pytest.MonkeyPatch.context() as patch:  # pages are tested elsewhere, and take their time
         patch.setattr(runner.report, "write", lambda workdir: workdir / "report.html")
-        assert runner.carry_out(question, cells, config, options) is not None
+        assert runner.carry_out(question, arms, config, options) is not None
     return folder / "work"
 
 

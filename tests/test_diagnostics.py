@@ -156,13 +156,13 @@ def test_a_run_with_diagnostics_is_the_run_without(tmp_path, own_folders):
         "grid.seeds": 2,
     })  # fmt: skip
     corpus = corpora.open_corpus(base.data)
-    cell = grid.Arm("full", "full", "", {})
+    arm = grid.Arm("full", "full", "", {})
     runs = {}
     for diagnostics in ("off", "on"):
         config = configs.replace(
             base, {"train.diagnostics": diagnostics, "train.diagnostic_points": 3}
         )
-        (plan,) = grid.plan(config, [cell], corpus.fingerprint)
+        (plan,) = grid.plan(config, [arm], corpus.fingerprint)
         with Progress([plan.name], False) as progress:
             run = CohortRun(plan, corpus, tmp_path / diagnostics, progress, TimeLeft(1.0), 1.0, {})
             assert run.carry_on(StopRequest())

@@ -43,17 +43,17 @@ def values(rng, step, factor=1.0):
 
 def made(folder, seeds=2):
     """Three variants with diagnostics; no-norm diverges in seed 0, and has an autopsy."""
-    cells = [
-        report_workdirs.cell(name, *report_workdirs.ABLATION[name][:3])
+    arms = [
+        report_workdirs.arm(name, *report_workdirs.ABLATION[name][:3])
         for name in ("full", "no-norm", "post-norm")
     ]
-    runs = [report_workdirs.planned(c["name"], seed) for c in cells for seed in range(seeds)]
-    runlog.write_json(folder / "grid.json", report_workdirs.plan(cells, runs))
+    runs = [report_workdirs.planned(c["name"], seed) for c in arms for seed in range(seeds)]
+    runlog.write_json(folder / "grid.json", report_workdirs.plan(arms, runs))
     rng = np.random.default_rng(0)
     for run in runs:
-        sick = run["cell"] == "no-norm" and run["seed"] == 0
+        sick = run["arm"] == "no-norm" and run["seed"] == 0
         fate = {"state": "diverged", "stop": 250} if sick else {}
-        report_workdirs.train(folder, run, report_workdirs.ABLATION[run["cell"]][3], **fate)
+        report_workdirs.train(folder, run, report_workdirs.ABLATION[run["arm"]][3], **fate)
         path = folder / "runs" / run["id"]
         for step in STEPS:
             found = values(rng, step, 10.0 if sick else 1.0)
@@ -232,7 +232,7 @@ def test_sublayers_of_another_number_stand_side_by_side(tmp_path):
         log.append_diagnostics(path, step, {"residual/rms_after": np.full((5, 1), 2.0)})
     results = loading.load(folder)
     diagnostics = diagnostics_data.load(results)
-    (variant,) = [v for v in results.variants if v.cell.name == "post-norm"]
+    (variant,) = [v for v in results.variants if v.arm.name == "post-norm"]
     each = diagnostics_data.grid(diagnostics, variant, "residual/rms_after")
     assert each.rows == tuple((block, "mlp") for block in range(1, 6))
     assert each.steps.tolist() == [0, 7] and (each.values == 2.0).all()

@@ -41,7 +41,7 @@ from normjax import configs
 from normjax.runs import runner
 from normjax.runs.grid import Arm, ExperimentConfig, Question
 
-CELLS = (Arm("full", "full", "all", {}), Arm("bare", "bare", "no MLP", {"model.mlp": "none"}))
+ARMS = (Arm("full", "full", "all", {}), Arm("bare", "bare", "no MLP", {"model.mlp": "none"}))
 PRESETS = {"tiny": ("4 steps", {
     "model.depth": 1, "model.width": 8, "model.heads": 2, "data.window": 8, "train.steps": 4,
     "train.warmup_steps": 1, "train.batch_size": 2, "train.evaluate_every": 4, "grid.seeds": 1,
@@ -53,7 +53,7 @@ def get_config(preset):
 
 def run(config, preset, options):
     question = Question("own", preset, "Mine", "What?", "That.", "full")
-    return runner.carry_out(question, CELLS, config, options)
+    return runner.carry_out(question, ARMS, config, options)
 '''
 
 
@@ -254,7 +254,7 @@ def test_a_strangers_experiment_on_a_strangers_text_runs():
     write("lab/own.py", EXPERIMENT)
     done = call(
         "--plugins=mine.py", "--experiment=lab/own.py", "--preset=tiny",
-        "--config.data.corpus=lines", "--config.grid.variants=full",
+        "--config.data.corpus=lines", "--config.grid.arms=full",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     work = Path("runs/own-tiny")

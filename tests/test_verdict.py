@@ -344,9 +344,9 @@ def test_a_grid_refuses_what_cannot_be_judged_by_before_it_runs():
     ):
         grid.check(config, [], 1)
     # How runs are judged is no part of what they are: the same runs, judged anew.
-    cells = [Arm("full", "full", "", {})]
+    arms = [Arm("full", "full", "", {})]
     names = [
-        [run.id for cohort in grid.plan(each, cells, "text") for run in cohort.runs]
+        [run.id for cohort in grid.plan(each, arms, "text") for run in cohort.runs]
         for each in (config, ExperimentConfig())
     ]
     assert names[0] == names[1]

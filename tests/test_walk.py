@@ -53,7 +53,7 @@ def test_the_experiment_trains_and_writes_its_page(walked):
     folder, said = walked
     with open(folder / "out" / "question.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["cell"] for row in rows] == ["pre", "keel"]
+    assert [row["arm"] for row in rows] == ["pre", "keel"]
     assert all(0 < float(row["loss"]) < 10 for row in rows)
     assert "Placement" in said and "keel" in said
     page = (folder / "out" / "question.html").read_text()
@@ -67,7 +67,7 @@ def test_the_report_knows_the_rows_and_finds_no_fault(walked):
     assert "h′ = Norm(a h + F(Norm(h)))" in text
     assert "fault of the instrument" not in text
     plan = json.loads((out / "grid.json").read_text())
-    keel = plan["cells"][1]["rows"]
+    keel = plan["arms"][1]["rows"]
     assert keel["placement"]["attention"]["keep"] == 4.0  # 2 L at two blocks
     assert [p["name"] for p in keel["norm"]["parameters"]] == ["gain", "alpha"]
     assert plan["plugins"][0]["name"] == "mine"

@@ -118,13 +118,13 @@ class Task:
     def entries(self) -> tuple[ArmOnTask, ...]:
         """One per variant, in the order of the plan."""
         found = []
-        for cell in self.results.cells:
-            floor = OwnFloor(**self.floors[cell.name])
-            runs = [run for run in self.results.runs if run.cell == cell.name]
+        for arm in self.results.arms:
+            floor = OwnFloor(**self.floors[arm.name])
+            runs = [run for run in self.results.runs if run.arm == arm.name]
             outcomes = tuple(_outcome(run, self.sampled.get(run.id)) for run in runs)
             verdict = judge(outcomes, self.optimum, floor, self.rule)
             found.append(ArmOnTask(
-                self, cell.name, floor, outcomes, verdict, evidence(outcomes), cell.parameters
+                self, arm.name, floor, outcomes, verdict, evidence(outcomes), arm.parameters
             ))  # fmt: skip
         return tuple(found)
 

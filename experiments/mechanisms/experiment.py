@@ -36,7 +36,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from experiments.ablation import CELLS
+from experiments.ablation import ARMS
 from experiments.mechanisms import data as mechanisms_data
 from experiments.mechanisms import page as its_page
 from experiments.mechanisms.verdicts import OwnFloor, Rule
@@ -138,7 +138,7 @@ PRESETS = {
         "model.depth": 1, "model.width": 8, "train.steps": 5, "train.warmup_steps": 1,
         "train.batch_size": 4, "train.evaluate_every": 5,
         "train.evaluation_windows": 8, "train.final_windows": 64,
-        "grid.seeds": 1, "grid.variants": ("full", "no-attention"),
+        "grid.seeds": 1, "grid.arms": ("full", "no-attention"),
     }),
 }  # fmt: skip
 
@@ -163,7 +163,7 @@ def run(config: MechanismsExperiment, preset: str, options: Options) -> Outcome 
     if options.dry_run:
         for name, plan in plans.items():
             print(f"task {name}: {plan.train.steps} steps, window {plan.data.window}")
-            runner.carry_out(_question(name, preset), CELLS, plan, options)
+            runner.carry_out(_question(name, preset), ARMS, plan, options)
         return None
     check_workdir(options.workdir)
     with working_in(options) as workdir:
@@ -178,7 +178,7 @@ def run(config: MechanismsExperiment, preset: str, options: Options) -> Outcome 
         for name, plan in plans.items():
             inner = dataclasses.replace(options, workdir=workdir / name)
             print(f"task {name}", flush=True)
-            runner.carry_out(_question(name, preset), CELLS, plan, inner)
+            runner.carry_out(_question(name, preset), ARMS, plan, inner)
             rescoring.rescore(inner.workdir, sources[name], plan.train.final_windows)
         page, text, sound = its_page.write(workdir)
     return Outcome(text, page, 0 if sound else 1)
@@ -236,7 +236,7 @@ def check(
         )
     sources = {}
     for name, plan in plans.items():
-        grid.check(plan, grid.select(CELLS, plan.grid.variants), 1)
+        grid.check(plan, grid.select(ARMS, plan.grid.arms), 1)
         try:
             source = corpora.open_corpus(plan.data)
         except UserError as error:  # the window has another name here
@@ -250,15 +250,15 @@ def check(
 def floors_of(plan: ExperimentConfig, source: TaskCorpus) -> dict[str, OwnFloor]:
     """Return the floor of every variant for a task."""
     found = {}
-    for cell in grid.select(CELLS, plan.grid.variants):
-        kind = decoder_of(cell.name, plan.model)
+    for arm in grid.select(ARMS, plan.grid.arms):
+        kind = decoder_of(arm.name, plan.model)
         loss, entry = floors.floor(source.task_name, source.task, kind)
         reached, reason = entry.reached, entry.reason
         if plan.model.positions == "learned" and kind in ("full", "no-mlp"):
             reached, reason = False, _LEARNED  # the table speaks of rotary positions
         if plan.model.depth < 2 and kind in ("full", "no-mlp"):
             reached, reason = False, _SHALLOW + reason
-        found[cell.name] = OwnFloor(loss, entry.information, reached, reason)
+        found[arm.name] = OwnFloor(loss, entry.information, reached, reason)
     return found
 
 

@@ -186,7 +186,7 @@ def learning(found: Mechanisms) -> Figure | None:
     """Draw validation loss against step at each variant's best rate; None without an evaluation."""
     shown = [
         (entry, run) for entry in found.entries for run in entry.task.results.runs
-        if run.cell == entry.variant and run.rates.learning_rate == entry.evidence.rate
+        if run.arm == entry.variant and run.rates.learning_rate == entry.evidence.rate
     ]  # fmt: skip
     rows = [
         {"task": entry.task.name, "variant": entry.variant, "seed": run.seed,
@@ -218,7 +218,7 @@ def learning(found: Mechanisms) -> Figure | None:
 def _curves(task: Task, rows: Sequence[pictures.Row]) -> Panel:
     """Return a panel whose axis tells the ends apart; the start may lie above it."""
     best = {(e.variant, e.evidence.rate) for e in task.entries}
-    ends = [r.final_loss for r in task.results.runs if (r.cell, r.rates.learning_rate) in best]
+    ends = [r.final_loss for r in task.results.runs if (r.arm, r.rates.learning_rate) in best]
     late = max([task.unigram, *(loss for loss in ends if loss is not None)])
     room = 0.06 * (late - task.optimum) or 0.05
     marks = [(task.optimum, *_OPTIMUM), (task.unigram, *_CONSTANT)]

@@ -185,7 +185,7 @@ def _train(
         "All of them learn; the loss is not what this experiment is about.", names[0],
     )  # fmt: skip
     rows = {name: PLACEMENTS[name] for name in names}
-    cells = [
+    arms = [
         Arm(name, row.title, row.source, {"model.placement": name}, colour=row.colour)
         for name, row in rows.items()
     ]
@@ -193,7 +193,7 @@ def _train(
         config.model, config.data, config.train, GridConfig(seeds=config.spectrum.seeds)
     )
     inner = dataclasses.replace(options, workdir=options.workdir / "training")
-    runner.carry_out(question, cells, whole, inner)
+    runner.carry_out(question, arms, whole, inner)
 
 
 def _of_runs(config: SpectrumExperiment, folders: list[Path]) -> Iterator[Condition]:
@@ -209,7 +209,7 @@ def _of_runs(config: SpectrumExperiment, folders: list[Path]) -> Iterator[Condit
             )
         for step in opened.steps:
             yield Condition(
-                opened.cell, int(opened.hyper.seed), step,
+                opened.arm, int(opened.hyper.seed), step,
                 lambda opened=opened, step=step: opened.parts(step), tokens,
                 main=True, run=str(folder),
             )  # fmt: skip

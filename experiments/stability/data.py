@@ -199,15 +199,15 @@ def read_stability(workdir: Path) -> Stability:
     """
     results = loading.load(workdir)
     usual = int(results.plan.get("config", {}).get("train", {}).get("warmup_steps", 0))
-    cells = {cell.name: cell for cell in results.cells}
+    arms = {arm.name: arm for arm in results.arms}
     unigram = results.reference("unigram")
     trials = []
     for run in results.runs:
-        cell = cells[run.cell]
-        changes = cell.changes
+        arm = arms[run.arm]
+        changes = arm.changes
         place = Place(
-            cell.series.split(",")[0],
-            int(changes.get("model.depth", cell.x or 0)),
+            arm.series.split(",")[0],
+            int(changes.get("model.depth", arm.x or 0)),
             int(changes.get("train.warmup_steps", usual)),
         )
         trials.append(_trial(results, run, place, unigram))

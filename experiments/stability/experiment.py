@@ -102,8 +102,8 @@ def get_config(preset: str) -> StabilityExperiment:
     return configs.replace(StabilityExperiment(), PRESETS[preset][1])
 
 
-def cells(config: StabilityExperiment) -> list[Arm]:
-    """Return one cell per placement, depth and warm-up."""
+def arms(config: StabilityExperiment) -> list[Arm]:
+    """Return one arm per placement, depth and warm-up."""
     s = config.stability
     check(config)
     found = []
@@ -154,11 +154,11 @@ def run(config: StabilityExperiment, preset: str, options: Options) -> Outcome |
             " deeper. Without norms a shallow decoder trains at moderate rates. Pre-norm forgives a"
             " wrong rate more than post-norm, and warm-up narrows the difference."
         ),
-        baseline=cells(config)[0].series,
+        baseline=arms(config)[0].series,
         x=SweepAxis("depth", "depth (blocks)", "log2"),
     )  # fmt: skip
     whole = ExperimentConfig(config.model, config.data, config.train, config.grid)
-    outcome = runner.carry_out(question, cells(config), whole, options)
+    outcome = runner.carry_out(question, arms(config), whole, options)
     if outcome is None:
         return None
     page, text = its_page.write(options.workdir)

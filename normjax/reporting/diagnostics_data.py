@@ -151,9 +151,9 @@ def judged(
     results: Results, diagnostics: Diagnostics, looks: Mapping[str, Look]
 ) -> list[JudgedRun]:
     """Return all runs with their verdicts; ``looks`` may be empty."""
-    series = {cell.name: cell.series for cell in results.cells}
+    series = {arm.name: arm.series for arm in results.arms}
     colours = {name: look.colour for name, look in looks.items()}
-    named = [(run, series[run.cell]) for run in results.runs]
+    named = [(run, series[run.arm]) for run in results.runs]
     return [JudgedRun(r, n, diagnostics.verdicts.get(r.id), colours.get(n, "")) for r, n in named]
 
 
@@ -166,7 +166,7 @@ _FIRST = (
 
 def _where(row: JudgedRun) -> Markup:
     rate = row.run.rates.learning_rate
-    return stacked(dotted(row.colour, row.run.cell), f"seed {row.run.seed}, rate {rate}")
+    return stacked(dotted(row.colour, row.run.arm), f"seed {row.run.seed}, rate {rate}")
 
 
 def _state(row: JudgedRun) -> Markup:
@@ -176,7 +176,7 @@ def _state(row: JudgedRun) -> Markup:
 
 VERDICTS = Table([
     Column("run", lambda row: row.run.id, "Run", _where, "name"),
-    Column("cell", lambda row: row.run.cell),
+    Column("arm", lambda row: row.run.arm),
     Column("series", lambda row: row.series),
     Column("seed", lambda row: row.run.seed),
     Column("state", lambda row: row.verdict.state if row.verdict else "missing", "Verdict", _state,

@@ -99,13 +99,13 @@ def _told_apart(
     """Return looks by variant and a key: series have colours, what else varies has dashes."""
     panels = {k: _DASHES[i % len(_DASHES)] for i, k in enumerate(results.panels())}
     variants = [v for v in results.variants if v.label in shown]
-    used = {v.cell.series for v in variants}
+    used = {v.arm.series for v in variants}
     key = [(name, looks[name]) for name in results.series if name in used]
     if len(panels) == 1:
-        return {v.label: looks[v.cell.series] for v in variants}, key
+        return {v.label: looks[v.arm.series] for v in variants}, key
     key += [(results.panel_title(k), Look(MUTED, "", dash)) for k, dash in panels.items()]
     return {
-        v.label: dataclasses.replace(looks[v.cell.series], dash=panels[results.panel_key(v)])
+        v.label: dataclasses.replace(looks[v.arm.series], dash=panels[results.panel_key(v)])
         for v in variants
     }, key
 

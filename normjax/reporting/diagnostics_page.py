@@ -66,7 +66,8 @@ def sections(
                 ' was not finite. Drifting: a diagnostic left its <a href="#bands">band</a> and'
                 " stayed out. “First” is the smallest step; within a step causes come before"
                 " effects: gains, then the forward pass from the input on, the loss, gradients from"
-                " the output back, the optimizer's step. (<a href=\"verdicts.csv\">All verdicts</a>;"
+                " the output back, the optimizer's step."
+                ' (<a href="verdicts.csv">All verdicts</a>;'
                 " all events of a run: <code>verdict.json</code> in its folder.)"
             ),
             VERDICTS(rows),

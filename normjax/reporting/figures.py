@@ -60,7 +60,7 @@ def all_figures(
 
 
 def _by_label(results: Results, looks: Looks) -> dict[str, Look]:
-    return {v.label: looks[v.cell.series] for v in results.variants}
+    return {v.label: looks[v.arm.series] for v in results.variants}
 
 
 # --- over steps -----------------------------------------------------------------------------------
@@ -243,8 +243,8 @@ def by_x(results: Results, looks: Looks, relative: bool = False) -> Figure | Non
     given = results.x or {}
     name = str(given.get("name", "x"))
     slug = "".join(c if c.isascii() and c.isalnum() else "_" for c in name) or "x"
-    best = {(v.cell.series, float(v.cell.x)): v for v in representatives(results)
-            if v.cell.x is not None}  # fmt: skip
+    best = {(v.arm.series, float(v.arm.x)): v for v in representatives(results)
+            if v.arm.x is not None}  # fmt: skip
     axis = (str(given.get("label", name)), str(given.get("scale", "linear")))
     if not relative:
         words = (f"loss_by_{slug}", f"Final loss by {name}", _READING)
@@ -261,7 +261,7 @@ def by_rate(results: Results, looks: Looks, name: str) -> Figure | None:
     """Draw final loss against a rate that takes several values, one line per series."""
     chosen: dict[tuple[str, float], Variant] = {}
     for variant in results.variants:
-        key = (variant.cell.series, float(getattr(variant.rates, name, 0.0)))
+        key = (variant.arm.series, float(getattr(variant.rates, name, 0.0)))
         if variant.rates and (key not in chosen or _mean(variant) < _mean(chosen[key])):
             chosen[key] = variant
     words, caption = name.replace("_", " "), _READING

@@ -102,16 +102,16 @@ def _ranking(results: Results, looks: Looks) -> Section:
 
     def name(v: Variant) -> Markup:
         label = v.label
-        if x is not None and v.cell.x is not None:  # the heading of its rows says that
-            label = label.replace(f", {x['name']} {v.cell.x:g}", "", 1)
-        title = v.cell.title if v.cell.title != label and not x else ""
-        return stacked(dotted(looks[v.cell.series].colour, label), title)
+        if x is not None and v.arm.x is not None:  # the heading of its rows says that
+            label = label.replace(f", {x['name']} {v.arm.x:g}", "", 1)
+        title = v.arm.title if v.arm.title != label and not x else ""
+        return stacked(dotted(looks[v.arm.series].colour, label), title)
 
     def difference(v: Variant) -> Any:
-        return "baseline" if v.cell.series == base else interval(v.difference, signed=True)
+        return "baseline" if v.arm.series == base else interval(v.difference, signed=True)
 
     def plot(v: Variant) -> Markup:
-        paint = palette.variable(looks[v.cell.series].colour)
+        paint = palette.variable(looks[v.arm.series].colour)
         return _interval_plot(v, gaps[v.label], window, paint)
 
     def perplexity(v: Variant) -> Any:
@@ -128,8 +128,8 @@ def _ranking(results: Results, looks: Looks) -> Section:
         view("", plot),
         view(stacked("Perplexity", "bits"), perplexity, "n"),
         view("Runs finished", lambda v: stacked(*runs_text(v).split(", "))),
-        view("Parameters", lambda v: _thousands(v.cell.parameters), "n"),
-    ], group=lambda v: f"{x['name']} {v.cell.x:g}" if x and v.cell.x is not None else ""
+        view("Parameters", lambda v: _thousands(v.arm.parameters), "n"),
+    ], group=lambda v: f"{x['name']} {v.arm.x:g}" if x and v.arm.x is not None else ""
     )  # fmt: skip
     lead = muted(
         "Validation loss at the last step in nats per {unit}, lower is better. Intervals are 95 %"
@@ -184,24 +184,24 @@ def _decoder(results: Results, looks: Looks, diagram: Any) -> Section:
     """Return what is changed: the diagram, the parts, and the equation of every series."""
     form = explanations.equation(results.plan.get("rows") or {})
     changes = explanations.series_changes(results)
-    marks = iter(range(1, len(results.cells) + 1))
+    marks = iter(range(1, len(results.arms) + 1))
     numbers = {s: "" if s == results.baseline else next(marks) for s in changes}
-    cells = {s: [c for c in results.cells if c.series == s] for s in changes}
+    arms = {s: [c for c in results.arms if c.series == s] for s in changes}
 
     def name(s: str) -> Markup:
-        title = "" if results.x or cells[s][0].title == s else cells[s][0].title
+        title = "" if results.x or arms[s][0].title == s else arms[s][0].title
         return stacked(dotted(looks[s].colour, s), title)
 
     def words(s: str) -> Markup:
         changed = explanations.change_text(changes[s])
         code = Markup(" ") + tag("code", changed) if changed else ""
-        return Markup("{}{}").format(cells[s][0].description, code)
+        return Markup("{}{}").format(arms[s][0].description, code)
 
     def equation(s: str) -> str:
-        return explanations.effect(results, changes[s], cells[s][0].rows)
+        return explanations.effect(results, changes[s], arms[s][0].rows)
 
     def parameters(s: str) -> Markup:
-        counts = sorted({c.parameters for c in cells[s] if c.parameters is not None})
+        counts = sorted({c.parameters for c in arms[s] if c.parameters is not None})
         return Markup("<br>").join(f"{count:,}" for count in counts)
 
     table = Table([
@@ -326,7 +326,7 @@ def _machine(results: Results) -> Iterator[tuple[str, Markup]]:
 
 
 def _runs(results: Results, looks: Looks) -> Table:
-    cells = {cell.name: cell for cell in results.cells}
+    arms = {arm.name: arm for arm in results.arms}
 
     def state(run: RunResult) -> str:
         return wording.state_text(run) + (f" ({run.reason})" if run.reason else "")
@@ -335,14 +335,14 @@ def _runs(results: Results, looks: Looks) -> Table:
         return max([int(e.get("update/skipped") or 0) for e in run.evaluations], default=0)
 
     def name(run: RunResult) -> Markup:
-        return dotted(looks[cells[run.cell].series].colour, run.cell)
+        return dotted(looks[arms[run.arm].series].colour, run.arm)
 
     def seconds(run: RunResult) -> str | None:
         return f"{run.time['train_s']:.1f}" if "train_s" in run.time else None
 
     return Table([
         view("Run", lambda run: tag("code", run.id), "id"),
-        view("Cell", name, "name"),
+        view("Arm", name, "name"),
         view("Seed", lambda run: run.seed, "n"),
         view("Learning rate", lambda run: run.rates.learning_rate, "n"),
         view("Weight decay", lambda run: run.rates.weight_decay, "n"),

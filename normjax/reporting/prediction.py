@@ -137,7 +137,7 @@ def judge(results: Results) -> Judged | None:
         return Judged(stored)
     found = {entry.name: _item(results, entry, prediction) for entry in prediction.entries}
     items = [item for item in found.values() if item is not None]
-    there = results.series if prediction.subject == SERIES else [c.name for c in results.cells]
+    there = results.series if prediction.subject == SERIES else [c.name for c in results.arms]
     enough = len(items) >= (1 if prediction.kind == LOSSES else 2)
     return Judged(
         stored, score(items, prediction.kind) if enough else None,
@@ -227,16 +227,16 @@ def _item(results: Results, entry: Expected, prediction: Prediction) -> Item | N
     """Return an entry with its outcome; None where it was not run or has not finished."""
     best = representatives(results)
     series = prediction.subject == SERIES
-    own = [v for v in best if entry.name == (v.cell.series if series else v.cell.name)]
+    own = [v for v in best if entry.name == (v.arm.series if series else v.arm.name)]
     if not own:
         return None
     diverged, by_seed = any(v.all_diverged for v in own), _mean_losses(own)
     if not diverged and (not by_seed or any(v.loss.mean is None for v in own)):
         return None
-    counts = [v.cell.parameters for v in own if v.cell.parameters is not None]
+    counts = [v.arm.parameters for v in own if v.arm.parameters is not None]
     parameters = math.fsum(counts) / len(counts) if len(counts) == len(own) else None
     lost = sum(v.count(DIVERGED) for v in own)
-    return Item(entry, own[0].cell.series, by_seed, diverged, lost, parameters)
+    return Item(entry, own[0].arm.series, by_seed, diverged, lost, parameters)
 
 
 def _mean_losses(variants: Sequence[Variant]) -> dict[int, float]:

@@ -23,10 +23,10 @@ class Finding:
 
 
 def representatives(results: Results) -> list[Variant]:
-    """Return one variant per cell: its only one, or the best of the rates that were tried."""
+    """Return one variant per arm: its only one, or the best of the rates that were tried."""
     chosen = []
-    for cell in results.cells:
-        variants = [v for v in results.variants if v.cell.name == cell.name]
+    for arm in results.arms:
+        variants = [v for v in results.variants if v.arm.name == arm.name]
         chosen.append(min(variants, key=lambda v: (v.loss.mean is None, v.loss.mean or 0.0)))
     return chosen
 
@@ -38,8 +38,8 @@ def no_baseline(results: Results) -> str:
 
 def subject(results: Results, variant: Variant) -> str:
     """Return a variant as a noun phrase, such as ``removing attention (its name)``."""
-    name = variant.cell.series
-    phrase = explanations.action(explanations.effective(results, variant.cell), variant.cell.rows)
+    name = variant.arm.series
+    phrase = explanations.action(explanations.effective(results, variant.arm), variant.arm.rows)
     return f"{phrase} ({name})" if phrase else f"the variant {name}"
 
 

@@ -116,7 +116,7 @@ class CohortRun:
 
     def _record(self, run: grid.Run) -> dict[str, Any]:
         return {
-            "format": grid.FORMAT, "id": run.id, "cell": run.cell.name, "seed": run.hyper.seed,
+            "format": grid.FORMAT, "id": run.id, "arm": run.arm.name, "seed": run.hyper.seed,
             "hyper": run.hyper._asdict(), "model": run.config.model.identity(),
             "data": configs.to_dict(run.config.data) | {"fingerprint": self._corpus.fingerprint},
             "train": configs.to_dict(run.config.train),
