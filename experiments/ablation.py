@@ -23,36 +23,36 @@ from normjax.placements import PLACEMENTS
 from normjax.reporting import palette
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
-from normjax.runs.grid import Cell, ExperimentConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, Question
 
-CELLS = (
-    Cell("full", "full model", "Everything in place, as configured.", {}),
-    Cell(
+ARMS = (
+    Arm("full", "full model", "Everything in place, as configured.", {}),
+    Arm(
         "no-attention", "minus attention",
         "Attention is removed; a token sees only itself, through the MLPs.",
         {"model.attention": "none"}, colour=palette.BLUE,
     ),
-    Cell(
+    Arm(
         "no-mlp", "minus MLP",
         "The MLPs are removed; attention and a linear read-out remain.", {"model.mlp": "none"},
         colour=palette.GREEN,
     ),
-    Cell(
+    Arm(
         "no-positions", "minus positions",
         "Attention gets no positions; only the causal mask tells it anything of order.",
         {"model.positions": "none"}, colour=palette.PURPLE,
     ),
-    Cell(
+    Arm(
         "no-norm", "minus normalization",
         "Every norm is removed, the final one too; the residual path remains.",
         {"model.norm": "identity"}, colour=PLACEMENTS["none"].colour,
     ),
-    Cell(
+    Arm(
         "no-residual", "minus residual",
         "The residual path is removed (a = 0); each branch passes on only what it computes.",
         {"model.residual": False}, colour=palette.VERMILLION,
     ),
-    Cell(
+    Arm(
         "post-norm", "post-norm",
         "The norm stands behind the addition, on the residual path itself.",
         {"model.placement": "post"}, colour=PLACEMENTS["post"].colour,
@@ -112,4 +112,4 @@ def run(config: ExperimentConfig, preset: str, options: Options) -> Outcome | No
             f"config.grid.depths={depths}: this experiment has one depth; use --config.model.depth,"
             " or --experiment=depth"
         )
-    return runner.carry_out(question, CELLS, config, options)
+    return runner.carry_out(question, ARMS, config, options)

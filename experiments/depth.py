@@ -22,11 +22,11 @@ from normjax.reporting import palette
 from normjax.reporting.wording import counted
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
-from normjax.runs.grid import Axis, Cell, ExperimentConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, Question, SweepAxis
 
 SHOWN = ("pre", "post", "none", "sandwich", "branch_output", "deepnorm")
 NO_RESIDUAL = "no-residual"
-"""Pre-norm with a = 0. Any other placement of the table is shown if config.grid.variants names it.
+"""Pre-norm with a = 0. Any other placement of the table is shown if config.grid.arms names it.
 """
 
 DEPTHS = (2, 4, 8, 16)
@@ -62,8 +62,8 @@ def get_config(preset: str) -> ExperimentConfig:
     return configs.replace(ExperimentConfig(), PRESETS[preset][1])
 
 
-def cells(config: ExperimentConfig) -> list[Cell]:
-    """Return one cell per placement and depth."""
+def arms(config: ExperimentConfig) -> list[Arm]:
+    """Return one arm per placement and depth."""
     depths = config.grid.depths or DEPTHS
     found = []
     for series in dict.fromkeys((*SHOWN, NO_RESIDUAL, *_asked(config))):
@@ -76,7 +76,7 @@ def cells(config: ExperimentConfig) -> list[Cell]:
             blocks = counted(depth, "block")
             scanned = {"model.depth": depth, "model.scan_layers": depth >= SCANNED_FROM}
             found.append(
-                Cell(
+                Arm(
                     f"{series}-{depth}", f"{title}, {blocks}", f"{blocks}; {what}.",
                     changes | scanned, series, depth,
                     palette.VERMILLION if removed else row.colour,
@@ -87,8 +87,8 @@ def cells(config: ExperimentConfig) -> list[Cell]:
 
 def _asked(config: ExperimentConfig) -> list[str]:
     """Return the placements of the table that the flag of variants names."""
-    names = [name.rsplit("-", 1)[0] for name in config.grid.variants]
-    return [name for name in (*config.grid.variants, *names) if name in PLACEMENTS]
+    names = [name.rsplit("-", 1)[0] for name in config.grid.arms]
+    return [name for name in (*config.grid.arms, *names) if name in PLACEMENTS]
 
 
 def _check_unvaried(config: ExperimentConfig, preset: str) -> None:
@@ -96,8 +96,8 @@ def _check_unvaried(config: ExperimentConfig, preset: str) -> None:
     usual = get_config(preset).model
     for name, way in (
         ("depth", "config.grid.depths=2,4"),
-        ("placement", "config.grid.variants=pre,post"),
-        ("residual", "config.grid.variants=pre,no-residual"),
+        ("placement", "config.grid.arms=pre,post"),
+        ("residual", "config.grid.arms=pre,no-residual"),
         ("scan_layers", ""),
     ):
         value = getattr(config.model, name)
@@ -126,6 +126,6 @@ def run(config: ExperimentConfig, preset: str, options: Options) -> Outcome | No
             "One learning rate for all: a placement that needs another is not shown at its best.",
             "DeepNorm comes with its own initialization; all others share the GPT-2 rule.",
         ),
-        x=Axis("depth", "depth (blocks)", "log2"),
+        x=SweepAxis("depth", "depth (blocks)", "log2"),
     )
-    return runner.carry_out(question, cells(config), config, options)
+    return runner.carry_out(question, arms(config), config, options)

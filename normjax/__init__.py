@@ -8,7 +8,7 @@
     parts = normjax.Parts(model, params)                   a decoder taken apart
     parts.block(2).token_jacobians(h), parts.stack(1, 4)   one block, or a run of them
     normjax.TrainedRun(folder).parts(step)                 the same of a trained run
-    normjax.tap("block 3", h), normjax.profile(loss, params, batch)    signals of any model
+    normjax.tap("block 3", h), normjax.profile(loss, params, batch)    diagnostics of any model
 
 The names below are loaded when they are first used.
 """
@@ -60,8 +60,8 @@ _NAMES = {
     "normjax.data.tasks.task": ("Task",),
     "normjax.training.trained": ("TrainedRun", "run_folders"),
     "normjax.diagnostics.any_model": ("tap", "profile"),
-    "normjax.diagnostics.log": ("read_signals",),
-    "normjax.diagnostics.definitions": ("SIGNALS",),
+    "normjax.diagnostics.log": ("read_diagnostics",),
+    "normjax.diagnostics.definitions": ("DIAGNOSTICS",),
     "normjax.diagnostics.probe": ("Probe",),
     "normjax.errors": ("UserError",),
 }

@@ -24,9 +24,9 @@ from normjax.decoder_config import DecoderConfig, check
 from normjax.equation import FACTORS, MODEL_NORM, SHARED_NORM, SLOTS, Learned, Sublayer, fold
 from normjax.errors import UserError
 from normjax.layers import (
+    DIAGNOSTICS,
     MLP,
     SHIFTS,
-    SIGNALS,
     Attention,
     Linear,
     norm_layer,
@@ -251,7 +251,8 @@ class DecoderModule(nn.Module):
             return module(carry, jax.tree.unflatten(tree, own))
 
         scan = nn.scan(
-            body, variable_axes={"params": 0, SIGNALS: 0, SHIFTS: 0}, split_rngs={"params": True},
+            body, split_rngs={"params": True},
+            variable_axes={"params": 0, DIAGNOSTICS: 0, SHIFTS: 0},
             length=c.depth, unroll=1 if c.scan_layers else c.depth,
         )  # fmt: skip
         varying = tuple(x for x, moves in zip(leaves, varies, strict=True) if moves)
@@ -363,9 +364,11 @@ class Decoder:
         (2, 3, 8, 16)
         """
         variables = {"params": params, **({SHIFTS: shifts} if shifts else {})}
-        logits, seen = self._module.apply(variables, tokens, mutable=(SIGNALS,))
+        logits, seen = self._module.apply(variables, tokens, mutable=(DIAGNOSTICS,))
         # Each tap is passed once in a pass: the tuple that Flax collects in holds one array.
-        taps = jax.tree.map(lambda x: x[0], seen[SIGNALS], is_leaf=lambda x: isinstance(x, tuple))
+        taps = jax.tree.map(
+            lambda x: x[0], seen[DIAGNOSTICS], is_leaf=lambda x: isinstance(x, tuple)
+        )
         return logits, taps
 
     def zero_shifts(self, params: Params, tokens: Array) -> Params:
@@ -419,9 +422,13 @@ class Decoder:
         """
         params, factors = layer
         _, seen = SubLayer(self.config, sublayer).apply(
-            {"params": params[sublayer]}, h, factors[sublayer], _shared(params), mutable=(SIGNALS,)
+            {"params": params[sublayer]},
+            h,
+            factors[sublayer],
+            _shared(params),
+            mutable=(DIAGNOSTICS,),
         )
-        return {k: v[0] for k, v in seen[SIGNALS].items() if isinstance(v, tuple)}
+        return {k: v[0] for k, v in seen[DIAGNOSTICS].items() if isinstance(v, tuple)}
 
     def pieces(
         self, params: Params, block: int, sublayer: str

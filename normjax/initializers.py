@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from normjax.registry import Table
+from normjax.registry import Registry
 
 
 def _unscaled(depth: int) -> float:
@@ -50,7 +50,7 @@ class Initialization:
         }  # fmt: skip
 
 
-INITIALIZERS: Table[Initialization] = Table("initialization", {
+INITIALIZERS: Registry[Initialization] = Registry("initialization", {
     "gpt2": Initialization(
         lambda fan_in, fan_out: 0.02, lambda width: 0.02, _per_sublayer,
         "GPT-2 (Radford et al. 2019, section 2.3): 0.02, branch outputs times 1/sqrt(2 L)",

@@ -18,7 +18,7 @@ from normjax.decoder_config import DecoderConfig
 from normjax.equation import MODEL_NORM
 from normjax.norms import NormLayer
 
-SIGNALS, SHIFTS = "signals", "shifts"
+DIAGNOSTICS, SHIFTS = "diagnostics", "shifts"
 """Flax collections: arrays that are looked at, and zeros added to some of them."""
 
 
@@ -55,14 +55,14 @@ def wide(dtype: Any) -> Any:
 
 
 def tapped(module: nn.Module, name: str, x: Array, shifted: bool = False) -> Array:
-    """Show x to whoever collects signals; returns x, and adds nothing to a program without one.
+    """Show x to whoever collects diagnostics; returns x, and adds nothing to a program without one.
 
     ``shifted`` also adds the array of that name in the collection "shifts", where there is one: the
     gradient with respect to it is that with respect to x.
     """
     if shifted:
         x = module.perturb(name, x, collection=SHIFTS)
-    module.sow(SIGNALS, name, x)
+    module.sow(DIAGNOSTICS, name, x)
     return x
 
 

@@ -13,7 +13,7 @@ from jax import Array
 from scipy.special import expit
 
 from normjax.norm_derivatives import Floats
-from normjax.registry import Table
+from normjax.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _sigmoid(x: Floats) -> Floats:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-NONLINEARITIES: Table[Nonlinearity] = Table(
+NONLINEARITIES: Registry[Nonlinearity] = Registry(
     "nonlinearity",
     {
         "gelu": Nonlinearity("gelu", partial(jax.nn.gelu, approximate=True), _gelu, _gelu_slope),

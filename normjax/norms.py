@@ -41,7 +41,7 @@ from normjax.norm_derivatives import (
     layer_norm_derivative,
     rms_norm_derivative,
 )
-from normjax.registry import Table
+from normjax.registry import Registry
 
 # --- range-safe building blocks -----------------------------------------------------------------
 
@@ -426,7 +426,7 @@ _ROWS = {
     ),
 }  # fmt: skip
 
-NORMS: Table[Norm] = Table(
+NORMS: Registry[Norm] = Registry(
     "norm", {name: dataclasses.replace(row, name=name) for name, row in _ROWS.items()}
 )
 

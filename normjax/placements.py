@@ -14,7 +14,7 @@ from typing import Any
 from normjax.equation import MODEL_NORM, SHARED_NORM, Learned, Sublayer
 from normjax.errors import UserError
 from normjax.mixing import LearnedWeights, SoftmaxOverSources, Streams, append, nth, one_hot
-from normjax.registry import Table
+from normjax.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +129,7 @@ def check(row: Placement) -> None:
 
 _PRE = Sublayer(pre_norm=MODEL_NORM)
 
-PLACEMENTS: Table[Placement] = Table("placement")
-
-for _name, _row in {
+_ROWS = {
     "pre": Placement(
         "pre-norm", "Xiong et al. 2020, arXiv 2002.04745", _PRE, final_norm=True,
         summary="the branch reads the normalized stream",
@@ -219,5 +217,8 @@ for _name, _row in {
         final_norm=True, summary="each branch reads a learned softmax mix of all earlier outputs",
         action="reading a learned mix of all earlier outputs", colour="#5b5ea6",
     ),
-}.items():  # fmt: skip
-    register_placement(_name, _row)
+}  # fmt: skip
+
+PLACEMENTS: Registry[Placement] = Registry(
+    "placement", {name: dataclasses.replace(row, name=name) for name, row in _ROWS.items()}
+)

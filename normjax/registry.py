@@ -12,14 +12,14 @@ R = TypeVar("R")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ABSENT = object()
-_ADDED: list[tuple[Table[Any], str, Any]] = []
+_ADDED: list[tuple[Registry[Any], str, Any]] = []
 """Every row added, in order, with what its name stood for before."""
 
 
-class Table(dict[str, R]):
+class Registry(dict[str, R]):
     """A dict of rows that says what kind of thing they are and how one more is added.
 
-    >>> colours = Table("colour", {"red": 0xFF0000})
+    >>> colours = Registry("colour", {"red": 0xFF0000})
     >>> colours.register("green", 0x00FF00)
     65280
     >>> list(colours)
@@ -73,7 +73,7 @@ def added() -> int:
 def take_back(to: int) -> None:
     """Undo what has been added since :func:`added` was ``to``.
 
-    >>> colours, before = Table("colour"), added()
+    >>> colours, before = Registry("colour"), added()
     >>> colours.register("red", 0xFF0000) and take_back(before)
     >>> colours
     {}

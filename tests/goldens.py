@@ -51,8 +51,8 @@ COLUMNS: dict[str, str] = {}
 """Columns that have been renamed: old name -> new name."""
 LEFT_OUT = re.compile(r"run|path|folder|date|started|time_.*|.*seconds.*")
 """Columns that differ from run to run, or hold run names, which hash their configuration."""
-KEYS = ("task", "cell", "variant", "series", "x", "depth", "warmup", "seed", "learning_rate",
-        "signal", "step", "block", "layer", "sublayer", "head")  # fmt: skip
+KEYS = ("task", "arm", "variant", "series", "x", "depth", "warmup", "seed", "learning_rate",
+        "diagnostic", "step", "block", "layer", "sublayer", "head")  # fmt: skip
 """Rows are ordered by these: the order of the file may be that of run names."""
 IN_FULL = ("results", "summary", "mechanisms", "stability", "claims")
 VOCABULARY, WINDOW, BATCH = 11, 8, 4
@@ -268,7 +268,11 @@ def wanted(column: str) -> bool:
     return not LEFT_OUT.fullmatch(column)
 
 
-_SIGNALS = ("--preset=smoke", "--config.train.signals=on", "--config.grid.variants=full,post-norm")
+_DIAGNOSTICS = (
+    "--preset=smoke",
+    "--config.train.diagnostics=on",
+    "--config.grid.arms=full,post-norm",
+)
 _TINY = (
     "--preset=quick", "--config.model.width=8", "--config.train.steps=2", "--config.data.window=6",
     "--config.train.checkpoint_every=1", "--config.train.warmup_steps=1",
@@ -289,7 +293,7 @@ SLOW: dict[str, Callable[[], dict[str, Any]]] = {
     "more_block_jacobians": partial(block_jacobians, _TOGETHER | _PARTS),
     "compiled_steps": partial(steps, COMPILED_ROWS, compiled=True),
     "ablation": partial(files, "--experiment=ablation", "--preset=smoke"),
-    "ablation_signals": partial(files, "--experiment=ablation", *_SIGNALS),
+    "ablation_diagnostics": partial(files, "--experiment=ablation", *_DIAGNOSTICS),
     "mechanisms": partial(files, "--experiment=mechanisms", "--preset=smoke", corpus=False),
     "stability": partial(files, "--experiment=stability", "--preset=smoke"),
     "spectrum": partial(files, "--experiment=spectrum", *_TINY),

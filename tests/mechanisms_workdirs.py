@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.mechanisms.data import plan_record
-from experiments.mechanisms.verdicts import Floor, Rule
+from experiments.mechanisms.verdicts import OwnFloor, Rule
 from normjax.data.tasks import floors
 from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.tasks.table import TASKS
 from normjax.runs import runlog
-from tests.report_workdirs import ABLATION, cell, plan, planned, train
+from tests.report_workdirs import ABLATION, arm, plan, planned, train
 
 VARIANTS = tuple(ABLATION)
 RATES = (0.002, 0.005)
 
 
-def exact(task: str, window: int = 16) -> dict[str, Floor]:
+def exact(task: str, window: int = 16) -> dict[str, OwnFloor]:
     """The floors of all variants."""
     made = TaskCorpus(task, window).task
     found = {}
     for variant in VARIANTS:
         loss, entry = floors.floor(task, made, variant)
-        found[variant] = Floor(loss, entry.information, entry.reached, entry.reason)
+        found[variant] = OwnFloor(loss, entry.information, entry.reached, entry.reason)
     return found
 
 
@@ -42,14 +42,14 @@ def workdir(
     runlog.write_json(folder / "mechanisms.json", record)
     for task, by_variant in excess.items():
         inner, corpus = folder / task, TaskCorpus(task, 16)
-        cells = [cell(name, *ABLATION[name][:3]) for name in by_variant]
+        arms = [arm(name, *ABLATION[name][:3]) for name in by_variant]
         runs = [planned(n, s, rate) for n in by_variant for rate in RATES for s in (0, 1)]
         more = {"corpus": corpus.record(), "task": corpus.task_record(), "experiment": "mechanisms",
                 "title": TASKS[task].title}  # fmt: skip
-        runlog.write_json(inner / "grid.json", plan(cells, runs, **more))
+        runlog.write_json(inner / "grid.json", plan(arms, runs, **more))
         sampled = {}
         for run in runs:
-            over, floor = by_variant[run["cell"]], exact(task)[run["cell"]].loss
+            over, floor = by_variant[run["arm"]], exact(task)[run["arm"]].loss
             assert floor is not None
             if over is None:
                 train(inner, run, floor + 1, state="diverged", stop=300)

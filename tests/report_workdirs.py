@@ -15,7 +15,7 @@ from normjax.reporting.results import Results
 from normjax.runs import runlog
 
 ABLATION = {
-    # cell: (title, description, changes, final loss, rate of descent)
+    # arm: (title, description, changes, final loss, rate of descent)
     "full": ("the full model", "Nothing is removed.", {}, 1.92, 6.0),
     "no-attention": (
         "minus attention", "Each place sees only its own character.",
@@ -54,13 +54,13 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def finals(
-    workdir: Path, cells: list[dict[str, Any]], losses: dict[str, list[float | None]], **more: Any
+    workdir: Path, arms: list[dict[str, Any]], losses: dict[str, list[float | None]], **more: Any
 ) -> Results:
-    """A grid with exact final losses by cell and seed; None stands for a diverged run."""
-    runs = [planned(c["name"], s) for c in cells for s in range(len(losses[c["name"]]))]
-    runlog.write_json(workdir / "grid.json", plan(cells, runs, **more))
+    """A grid with exact final losses by arm and seed; None stands for a diverged run."""
+    runs = [planned(c["name"], s) for c in arms for s in range(len(losses[c["name"]]))]
+    runlog.write_json(workdir / "grid.json", plan(arms, runs, **more))
     for run in runs:
-        loss = losses[run["cell"]][run["seed"]]
+        loss = losses[run["arm"]][run["seed"]]
         folder = workdir / "runs" / run["id"]
         folder.mkdir(parents=True)
         runlog.append_metrics(folder, {"step": 600, "validation/loss": loss})
@@ -70,7 +70,7 @@ def finals(
 
 
 def rows(changes: dict[str, Any]) -> dict[str, Any]:
-    """What the rows of a cell record, as far as the words and the diagram read it."""
+    """What the rows of an arm record, as far as the words and the diagram read it."""
     place = changes.get("model.placement", "pre")
     slots = {"pre_norm": None, "branch_norm": None, "skip_norm": None, "post_norm": None}
     slots |= {"pre": {"pre_norm": "model"}, "post": {"post_norm": "model"}}.get(place, {})
@@ -84,8 +84,8 @@ def rows(changes: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cell(name: str, title: str, description: str, changes: dict, **more: Any) -> dict[str, Any]:
-    """One entry of the plan's cells."""
+def arm(name: str, title: str, description: str, changes: dict, **more: Any) -> dict[str, Any]:
+    """One entry of the plan's arms."""
     return {
         "name": name, "series": name, "x": None, "title": title, "description": description,
         "changes": changes, "parameters": 218432, "flops_per_token": 1.3e6,
@@ -93,15 +93,15 @@ def cell(name: str, title: str, description: str, changes: dict, **more: Any) ->
     }  # fmt: skip
 
 
-def planned(cell_name: str, seed: int, rate: float = 0.003, steps: int = 600) -> dict[str, Any]:
+def planned(arm_name: str, seed: int, rate: float = 0.003, steps: int = 600) -> dict[str, Any]:
     """One entry of the plan's runs."""
     return {
-        "id": f"{cell_name}-s{seed}-{rate:g}", "cell": cell_name, "seed": seed,
+        "id": f"{arm_name}-s{seed}-{rate:g}", "arm": arm_name, "seed": seed,
         "learning_rate": rate, "weight_decay": 0.1, "init_scale": 1.0, "steps": steps,
     }  # fmt: skip
 
 
-def plan(cells: list[dict], runs: list[dict], **more: Any) -> dict[str, Any]:
+def plan(arms: list[dict], runs: list[dict], **more: Any) -> dict[str, Any]:
     """A whole grid.json."""
     return {
         "format": runlog.FORMAT, "experiment": "ablation", "preset": "default",
@@ -120,7 +120,7 @@ def plan(cells: list[dict], runs: list[dict], **more: Any) -> dict[str, Any]:
         "evaluation": {
             "windows": 512, "tokens": 32768, "description": "512 evenly spaced windows of 64."
         },
-        "cells": cells, "runs": runs, **more,
+        "arms": arms, "runs": runs, **more,
     }  # fmt: skip
 
 
@@ -188,11 +188,11 @@ def train(
 
 def ablation(workdir: Path, seeds: int = 3, rates: tuple[float, ...] = (0.003,)) -> Path:
     """A finished default grid."""
-    cells = [cell(name, *ABLATION[name][:3]) for name in ABLATION]
+    arms = [arm(name, *ABLATION[name][:3]) for name in ABLATION]
     runs = [planned(n, s, rate) for n in ABLATION for rate in rates for s in range(seeds)]
-    runlog.write_json(workdir / "grid.json", plan(cells, runs))
+    runlog.write_json(workdir / "grid.json", plan(arms, runs))
     for run in runs:
-        final, descent = ABLATION[run["cell"]][3:]
+        final, descent = ABLATION[run["arm"]][3:]
         off = abs(math.log(run["learning_rate"] / 0.003))
         train(workdir, run, final + 0.06 * off**2, descent)
     return workdir
@@ -200,9 +200,9 @@ def ablation(workdir: Path, seeds: int = 3, rates: tuple[float, ...] = (0.003,))
 
 def troubled(workdir: Path) -> Path:
     """A default grid with diverged, interrupted, running and missing runs."""
-    cells = [cell(name, *ABLATION[name][:3]) for name in ABLATION]
+    arms = [arm(name, *ABLATION[name][:3]) for name in ABLATION]
     runs = [planned(name, seed) for name in ABLATION for seed in range(3)]
-    runlog.write_json(workdir / "grid.json", plan(cells, runs))
+    runlog.write_json(workdir / "grid.json", plan(arms, runs))
     fates = {
         ("no-norm", 1): {"state": "diverged", "stop": 250},
         ("no-mlp", 2): {"state": "interrupted", "stop": 400},
@@ -210,10 +210,10 @@ def troubled(workdir: Path) -> Path:
         **{("no-residual", s): {"state": "diverged", "stop": 100 + 50 * s} for s in range(3)},
     }
     for run in runs:
-        if (run["cell"], run["seed"]) == ("post-norm", 2):
+        if (run["arm"], run["seed"]) == ("post-norm", 2):
             continue
-        final, descent = ABLATION[run["cell"]][3:]
-        train(workdir, run, final, descent, **fates.get((run["cell"], run["seed"]), {}))
+        final, descent = ABLATION[run["arm"]][3:]
+        train(workdir, run, final, descent, **fates.get((run["arm"], run["seed"]), {}))
     return workdir
 
 
@@ -230,18 +230,18 @@ DEPTH = {
 
 def depth(workdir: Path, seeds: int = 3) -> Path:
     """A depth grid: six series, loss against depth."""
-    cells, runs = [], []
+    arms, runs = [], []
     for name, (changes, losses, _) in DEPTH.items():
         for x in losses:
             where = {"model.depth": x, **changes}
-            entry = cell(f"{name}-{x}", f"{name}, {x} blocks", "", where, series=name, x=x)
-            cells.append(entry | {"parameters": 5000 + 50000 * x})
+            entry = arm(f"{name}-{x}", f"{name}, {x} blocks", "", where, series=name, x=x)
+            arms.append(entry | {"parameters": 5000 + 50000 * x})
             runs += [planned(entry["name"], seed) for seed in range(seeds)]
     axis = {"name": "depth", "label": "depth (blocks)", "scale": "log2"}
     more = {"baseline": "pre", "x": axis, "experiment": "depth", "title": "Norms by depth"}
-    runlog.write_json(workdir / "grid.json", plan(cells, runs, **more))
+    runlog.write_json(workdir / "grid.json", plan(arms, runs, **more))
     for run in runs:
-        name, x = run["cell"].rsplit("-", 1)
+        name, x = run["arm"].rsplit("-", 1)
         _, losses, lost = DEPTH[name]
         fate = {"state": "diverged", "stop": 200} if run["seed"] < lost.get(int(x), 0) else {}
         train(workdir, run, losses[int(x)], **fate)

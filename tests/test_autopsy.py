@@ -8,13 +8,13 @@ import pytest
 
 from normjax import configs
 from normjax.diagnostics import autopsy as replay
-from normjax.diagnostics import log, postmortem, verdict
+from normjax.diagnostics import autopsy_record, log, verdict
+from normjax.diagnostics.autopsy_record import ReplayCheck
 from normjax.diagnostics.evidence import Series, gather
-from normjax.diagnostics.postmortem import Check
 from normjax.errors import UserError
 from normjax.runs import runlog, runner
 from normjax.runs.experiment import Options
-from normjax.runs.grid import Cell, ExperimentConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, Question
 from normjax.training.trained import TrainedRun
 
 STEPS, PATIENCE, RATE = 24, 3, 1000.0
@@ -39,15 +39,15 @@ def workdir(tmp_path_factory):
         "train.steps": STEPS, "train.batch_size": 2, "train.warmup_steps": 2,
         "train.patience": PATIENCE, "train.evaluate_every": 12, "train.evaluation_windows": 2,
         "train.final_windows": 2, "train.checkpoint_every": 2, "train.keep_checkpoints": 0,
-        "train.chunk_steps": 4, "train.signals": "on", "train.signal_points": 5,
+        "train.chunk_steps": 4, "train.diagnostics": "on", "train.diagnostic_points": 5,
         "grid.seeds": 1, "grid.learning_rates": (1e-3, RATE),
     })  # fmt: skip
     question = Question("test", "tiny", "A test", "Which?", "", "full")
-    cells = [Cell("full", "full", "", {})]
+    arms = [Arm("full", "full", "", {})]
     options = Options(folder / "work", "the command", live=False)
     with pytest.MonkeyPatch.context() as patch:  # pages are tested elsewhere, and take their time
         patch.setattr(runner.report, "write", lambda workdir: workdir / "report.html")
-        assert runner.carry_out(question, cells, config, options) is not None
+        assert runner.carry_out(question, arms, config, options) is not None
     return folder / "work"
 
 
@@ -60,7 +60,7 @@ def run_of(workdir, rate):
 def test_a_grid_replays_what_diverged(workdir):
     folder = run_of(workdir, RATE)
     bad = runlog.read_object(folder / "status.json")["diverged_at"] - 1
-    found, series = postmortem.read(folder)
+    found, series = autopsy_record.read(folder)
     assert found.bad_step == bad > 0
     assert found.reproduced, found.checks
     assert {"bad step", "parameters", "loss/value"} <= {check.name for check in found.checks}
@@ -68,28 +68,28 @@ def test_a_grid_replays_what_diverged(workdir):
     assert steps == list(range(found.first, found.last + 1))
     assert found.last == bad + PATIENCE - 1
     # With a rate of 1000 the parameters are out of all proportion after the first step.
-    first = postmortem.leading(found)[0]
+    first = autopsy_record.leading(found)[0]
     assert first.step == found.first + 1 and first.factor > 50
     assert f"before step {first.step}" in found.sentence
-    assert not (run_of(workdir, 1e-3) / postmortem.FILE).exists()
+    assert not (run_of(workdir, 1e-3) / autopsy_record.FILE).exists()
 
 
 def test_the_verdicts_of_both_runs(workdir):
     sick, well = (verdict.judge_run(run_of(workdir, rate)) for rate in (RATE, 1e-3))
-    assert (sick.state, sick.basis) == ("diverged", "signals")
-    assert sick.first.signal.startswith("update/parameter_ratio") and sick.first.step == 0
+    assert (sick.state, sick.basis) == ("diverged", "diagnostics")
+    assert sick.first.diagnostic.startswith("update/parameter_ratio") and sick.first.step == 0
     assert well.state == "well behaved", well.sentence
 
 
 def test_a_replay_from_a_checkpoint_finds_the_same(workdir, tmp_path):
     folder = shutil.copytree(run_of(workdir, RATE), tmp_path / "run")
-    whole, series = postmortem.read(folder)
+    whole, series = autopsy_record.read(folder)
     found = replay.autopsy(folder, before=2, after=1)
     bad = found.bad_step
     assert (found.first, found.last) == (bad - 2, bad + 1)
     assert 0 < found.start <= bad - 2 and found.reproduced
     assert "the checkpoint of step" in found.sentence
-    again = gather(log.read_signals(folder, postmortem.SIGNALS_FILE))
+    again = gather(log.read_diagnostics(folder, autopsy_record.DIAGNOSTICS_FILE))
     # The run trained beside another one, by a program whose last bits differ from those of a run
     # alone: a replay from its start has taken up as many of those as it took steps.
     tolerance = 10 * float(np.finfo(np.float32).eps) * bad
@@ -103,8 +103,8 @@ def test_a_replay_from_a_checkpoint_finds_the_same(workdir, tmp_path):
 def test_a_replay_is_the_same_each_time(workdir, tmp_path):
     folder = shutil.copytree(run_of(workdir, RATE), tmp_path / "run")
     found = replay.autopsy(folder)
-    assert found == postmortem.read(run_of(workdir, RATE))[0]
-    before, now = (p / postmortem.SIGNALS_FILE for p in (run_of(workdir, RATE), folder))
+    assert found == autopsy_record.read(run_of(workdir, RATE))[0]
+    before, now = (p / autopsy_record.DIAGNOSTICS_FILE for p in (run_of(workdir, RATE), folder))
     assert before.read_bytes() == now.read_bytes()
 
 
@@ -130,20 +130,20 @@ def test_what_cannot_be_replayed_is_one_line(workdir, tmp_path):
 
 
 def test_a_damaged_autopsy_is_none(workdir, tmp_path):
-    assert postmortem.read(tmp_path) is None
+    assert autopsy_record.read(tmp_path) is None
     for text in ("{", "[]", '{"bad_step": 3}'):
-        (tmp_path / postmortem.FILE).write_text(text)
-        assert postmortem.read(tmp_path) is None
+        (tmp_path / autopsy_record.FILE).write_text(text)
+        assert autopsy_record.read(tmp_path) is None
 
 
 def trained(workdir, tmp_path, fault, steps=3):
-    """Train the tiny model from a state with a fault, with signals before every step."""
+    """Train the tiny model from a state with a fault, with diagnostics before every step."""
     run = TrainedRun(run_of(workdir, 1e-3))
     player = replay._Replay(run, 2)  # a checkpoint, which needs no compiling
     params = fault(jax.tree.map(np.array, player.state.params))
     player.state = player.state._replace(params=params)
     for step in range(steps):
-        log.append_signals(tmp_path, step, player.measure())
+        log.append_diagnostics(tmp_path, step, player.measure())
         player.advance(1)
     for name in ("config.json", "status.json"):
         shutil.copy(run.folder / name, tmp_path / name)
@@ -158,9 +158,9 @@ def test_a_branch_of_a_real_model_that_is_scaled_is_named(workdir, tmp_path):
     found = trained(workdir, tmp_path, fault)
     first = found.first
     assert found.state == "drifting", found.sentence
-    assert (first.signal, first.step) == ("branch/rms", 0)
+    assert (first.diagnostic, first.step) == ("branch/rms", 0)
     assert (first.layer, first.sublayer) == (2, "attention")
-    (values,) = [v["branch/rms"] for step, v in log.read_signals(tmp_path) if step == 0]
+    (values,) = [v["branch/rms"] for step, v in log.read_diagnostics(tmp_path) if step == 0]
     ratio = values[1, 0] / np.median(values[[0, 2], 0])
     assert first.factor == pytest.approx(ratio / 100, rel=1e-12)
     assert ratio == pytest.approx(1000, rel=0.5)
@@ -172,11 +172,11 @@ def test_a_gain_of_a_real_model_that_ran_away_is_named(workdir, tmp_path):
         return params
 
     first = trained(workdir, tmp_path, fault).first
-    assert (first.signal, first.step) == ("gain/max[attention.pre_norm]", 0)
+    assert (first.diagnostic, first.step) == ("gain/max[attention.pre_norm]", 0)
     assert (first.layer, first.factor) == (3, 4.0)
 
 
-# --- dense signals, made up -----------------------------------------------------------------------
+# --- dense diagnostics, made up -------------------------------------------------------------------
 
 
 def dense(steps=30, bad=25):
@@ -197,15 +197,20 @@ def dense(steps=30, bad=25):
     return samples
 
 
-def test_the_signal_that_moves_first_is_named():
-    found = postmortem.examine(
-        dense(), 25, 0, [Check("bad step", True, "its first bad step is 25")]
+def test_the_diagnostic_that_moves_first_is_named():
+    found = autopsy_record.examine(
+        dense(), 25, 0, [ReplayCheck("bad step", True, "its first bad step is 25")]
     )
-    first, second = postmortem.leading(found)
+    first, second = autopsy_record.leading(found)
     # 2^3 is the first power of two beyond 5, whatever the noise of 10 %.
-    assert (first.signal, first.step, first.layer, first.head) == ("attention/logit_max", 20, 2, 2)
+    assert (first.diagnostic, first.step, first.layer, first.head) == (
+        "attention/logit_max",
+        20,
+        2,
+        2,
+    )
     assert first.factor == pytest.approx(8, rel=0.5)
-    assert (second.signal, second.step, second.layer) == ("residual/rms_after", 21, 2)
+    assert (second.diagnostic, second.step, second.layer) == ("residual/rms_after", 21, 2)
     assert second.sublayer == "attention"
     assert "largest logit in block 2, head 2, before step 20" in found.sentence
     assert "First not to be finite was the stream after in block 3" in found.sentence
@@ -216,12 +221,12 @@ def test_a_warmup_is_no_movement():
     steps = np.arange(20)
     rates = {int(s): (s + 1) / 20 for s in steps}
     series = Series("update/norm", steps, 1e-3 * (steps + 1.0))
-    assert postmortem.moved(series, 20, (), rates) == []
-    assert postmortem.moved(series, 20, ())[0].step > 0
+    assert autopsy_record.moved(series, 20, (), rates) == []
+    assert autopsy_record.moved(series, 20, ())[0].step > 0
 
 
 def test_an_autopsy_reads_back(tmp_path):
-    found = postmortem.examine(dense(), 25, 0, [Check("bad step", False, "another")])
-    postmortem.write(tmp_path, found)
-    again, series = postmortem.read(tmp_path)
+    found = autopsy_record.examine(dense(), 25, 0, [ReplayCheck("bad step", False, "another")])
+    autopsy_record.write(tmp_path, found)
+    again, series = autopsy_record.read(tmp_path)
     assert again == found and series == {} and not again.reproduced

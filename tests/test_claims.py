@@ -98,7 +98,7 @@ def test_the_claims_hold_at_other_sizes_and_seeds(point):
 
 def test_the_probe_reads_the_softmax_that_numpy_computes(x64):
     """Logits and probabilities of the attention module by loops over positions and pairs."""
-    probe = attention_claims.Probe(SMALL, qk_norm=False)
+    probe = attention_claims.AttentionProbe(SMALL, qk_norm=False)
     x = setting.stream(SMALL)
     q, k = (x @ np.asarray(probe.params[n]["kernel"]) for n in ("query", "key"))
     half = SMALL.width // 2
@@ -243,7 +243,7 @@ def test_attention_with_biases_or_another_scale_fails(monkeypatch):
 
     monkeypatch.setattr(attention_claims, "decoder_parts", biased)
     monkeypatch.setattr(
-        attention_claims.Probe, "probabilities", lambda self, x: np.zeros((len(x), len(x)))
+        attention_claims.AttentionProbe, "probabilities", lambda self, x: np.zeros((len(x), len(x)))
     )
     found = failing(attention_claims.attention_and_scale)
     assert {"A6e", "A6f", "A6g", "A6h", "A6i", "A6k"} <= set(found)

@@ -15,24 +15,24 @@ import pytest
 from normjax import configs
 from normjax.errors import UserError
 from normjax.runs import grid
-from normjax.runs.grid import Cell, ExperimentConfig
+from normjax.runs.grid import Arm, ExperimentConfig
 
 ROOT = Path(__file__).parents[1]
-FULL = Cell("full", "full model", "Everything.", {})
-DEEP = Cell("deep", "deeper", "Two more blocks.", {"model.depth": 6})
-SLOW = Cell("slow", "slower", "A smaller rate.", {"train.learning_rate": 1e-4})
+FULL = Arm("full", "full model", "Everything.", {})
+DEEP = Arm("deep", "deeper", "Two more blocks.", {"model.depth": 6})
+SLOW = Arm("slow", "slower", "A smaller rate.", {"train.learning_rate": 1e-4})
 PRINT = """
 import sys
 from normjax.runs import grid
-from normjax.runs.grid import Cell, ExperimentConfig
-cells = [Cell("full", "", "", {}), Cell("deep", "", "", {"model.depth": 6})]
-cohorts = grid.plan(ExperimentConfig(), cells, "f00d")
+from normjax.runs.grid import Arm, ExperimentConfig
+arms = [Arm("full", "", "", {}), Arm("deep", "", "", {"model.depth": 6})]
+cohorts = grid.plan(ExperimentConfig(), arms, "f00d")
 print(*(run.id for cohort in cohorts for run in cohort.runs))
 """
 
 
-def ids(config, cells=(FULL,), fingerprint="f00d"):
-    return [run.id for cohort in grid.plan(config, list(cells), fingerprint) for run in cohort.runs]
+def ids(config, arms=(FULL,), fingerprint="f00d"):
+    return [run.id for cohort in grid.plan(config, list(arms), fingerprint) for run in cohort.runs]
 
 
 def with_grid(**changes):
@@ -56,8 +56,8 @@ def test_names_are_distinct_and_say_cell_and_seed():
     names = ids(with_grid(learning_rates=(1e-3, 2e-3), seeds=4), [FULL, DEEP])
     assert len(names) == len(set(names)) == 16
     for name in names:
-        cell, seed, digest = name.rsplit("-", 2)
-        assert cell in ("full", "deep") and seed in ("s0", "s1", "s2", "s3")
+        arm, seed, digest = name.rsplit("-", 2)
+        assert arm in ("full", "deep") and seed in ("s0", "s1", "s2", "s3")
         assert len(digest) == 8 and int(digest, 16) >= 0
 
 
@@ -132,7 +132,7 @@ def test_runs_are_the_product_of_rates_decays_scales_and_seeds():
 
 def test_runs_of_one_program_form_one_cohort():
     cohorts = grid.plan(with_grid(seeds=3, learning_rates=()), [FULL, DEEP, SLOW], "f00d")
-    members = [[(run.cell.name, run.hyper.seed) for run in cohort.runs] for cohort in cohorts]
+    members = [[(run.arm.name, run.hyper.seed) for run in cohort.runs] for cohort in cohorts]
     both = [("full", s) for s in range(3)] + [("slow", s) for s in range(3)]
     assert members == [both, [("deep", s) for s in range(3)]]
     assert [cohort.name for cohort in cohorts] == ["full + slow", "deep"]
@@ -141,9 +141,9 @@ def test_runs_of_one_program_form_one_cohort():
 
 
 def test_a_cohort_never_mixes_programs():
-    cells = [FULL, DEEP, SLOW, Cell("wide", "", "", {"model.width": 64}),
-             Cell("long", "", "", {"train.steps": 900})]  # fmt: skip
-    for cohort in grid.plan(with_grid(learning_rates=(1e-3, 2e-3)), cells, "f00d"):
+    arms = [FULL, DEEP, SLOW, Arm("wide", "", "", {"model.width": 64}),
+             Arm("long", "", "", {"train.steps": 900})]  # fmt: skip
+    for cohort in grid.plan(with_grid(learning_rates=(1e-3, 2e-3)), arms, "f00d"):
         programs = set()
         for run in cohort.runs:
             fixed = dataclasses.replace(
@@ -157,7 +157,7 @@ def test_the_record_of_a_run_is_json_and_tells_what_it_is():
     (cohort,) = grid.plan(with_grid(seeds=1, learning_rates=(0.25,)), [FULL], "f00d")
     record = json.loads(json.dumps(cohort.runs[0].record()))
     assert record == {
-        "id": cohort.runs[0].id, "cell": "full", "seed": 0, "learning_rate": 0.25,
+        "id": cohort.runs[0].id, "arm": "full", "seed": 0, "learning_rate": 0.25,
         "weight_decay": ExperimentConfig().train.weight_decay, "init_scale": 1.0,
         "steps": ExperimentConfig().train.steps,
     }  # fmt: skip
@@ -174,13 +174,13 @@ def test_a_cohort_makes_the_model_of_its_configuration():
 # --- selection ------------------------------------------------------------------------------------
 
 SERIES = [
-    Cell(f"{placement}-d{depth}", "", "", {"model.depth": depth}, placement, depth)
+    Arm(f"{placement}-d{depth}", "", "", {"model.depth": depth}, placement, depth)
     for placement in ("pre", "post") for depth in (2, 4)
 ]  # fmt: skip
 
 
 def test_select_takes_series_and_names_in_the_order_of_the_plan():
-    names = lambda chosen: [cell.name for cell in grid.select(SERIES, chosen)]  # noqa: E731
+    names = lambda chosen: [arm.name for arm in grid.select(SERIES, chosen)]  # noqa: E731
     assert names(()) == ["pre-d2", "pre-d4", "post-d2", "post-d4"]
     assert names(("pre",)) == ["pre-d2", "pre-d4"]
     assert names(("post-d4", "pre-d2")) == ["pre-d2", "post-d4"]
@@ -191,7 +191,7 @@ def test_select_refuses_an_unknown_name_with_a_suggestion():
     with pytest.raises(UserError) as caught:
         grid.select([FULL, DEEP], ["ful"])
     message = str(caught.value)
-    assert "config.grid.variants=ful" in message and "did you mean 'full'?" in message
+    assert "config.grid.arms=ful" in message and "did you mean 'full'?" in message
     assert "full, deep" in message and "\n" not in message
 
 
@@ -222,7 +222,7 @@ def test_impossible_grids_are_refused_in_one_line(changes, words):
 
 
 def test_a_cell_that_cannot_be_built_is_refused_too():
-    odd = Cell("odd", "", "", {"model.heads": 5})
+    odd = Arm("odd", "", "", {"model.heads": 5})
     with pytest.raises(UserError, match="heads=5"):
         grid.check(ExperimentConfig(), [FULL, odd], devices=1)
 

@@ -47,7 +47,8 @@ FOLDERS = (
 WITHOUT_JAX = (
     "normjax.runs.runlog",
     *("normjax.diagnostics." + name for name in (
-        "bands", "definitions", "events", "evidence", "log", "postmortem", "self_test", "verdict",
+        "bands", "definitions", "events", "evidence", "log", "autopsy_record",
+        "self_test", "verdict",
     )),
     "normjax.reporting",
     "normjax.errors",

@@ -120,7 +120,7 @@ def test_every_preset_prints_and_is_possible(call, place, experiment):
 def test_flags_reach_the_configuration_in_any_order_and_form(call):
     given = (
         "--config.model.depth", "5", "--experiment", "ablation", "--preset", "smoke",
-        "--config.grid.variants=full, no-mlp", "--noconfig.model.residual",
+        "--config.grid.arms=full, no-mlp", "--noconfig.model.residual",
         "-config.train.learning_rate=1e-2",
         "--config.model.qk_norm", "--config.grid.learning_rates=0.1,2", "--config.data.corpus=a=b",
     )  # fmt: skip
@@ -138,7 +138,7 @@ def test_flags_reach_the_configuration_in_any_order_and_form(call):
 def test_dry_run_says_what_would_run_and_writes_nothing(call, place):
     code, out, err = call(*smoke(place, "--dry_run"))
     assert (code, err) == (0, "")
-    names = [cell.name for cell in cli.find("ablation").CELLS]
+    names = [arm.name for arm in cli.find("ablation").ARMS]
     for name in names:
         assert f"{name}-s0-" in out and f"{name}-s1-" in out
     assert f"{2 * len(names)} runs" in out
@@ -191,7 +191,7 @@ MISTAKES = {
     "wrong experiment": (["--experiment=ablatoin"], ["ablatoin", "did you mean 'ablation'?"]),
     "helper as experiment": (["--experiment=cli"], ["--experiment=cli", "must be one of"]),
     "wrong preset": (["--preset=smokey"], ["--preset=smokey", "did you mean 'smoke'?"]),
-    "wrong variant": (["--config.grid.variants=full,no-attn"], ["no-attn", "did you mean"]),
+    "wrong variant": (["--config.grid.arms=full,no-attn"], ["no-attn", "did you mean"]),
     "no such prediction": (["--predict=expcted"], ["=expcted", "did you mean 'expected'?"]),
     "a prediction of no variant": (["--predict=text.txt"], ["line 1: ", "no variant"]),
     "asked without a terminal": (["--predict=ask"], ["--predict=ask", "no terminal"]),
@@ -244,7 +244,7 @@ def test_a_folder_without_texts_is_one_line(call, place):
 
 
 def test_a_mistake_in_a_cell_is_found_before_anything_is_written(call, place):
-    """Rotary positions need an even head width; the cell without positions does not."""
+    """Rotary positions need an even head width; the arm without positions does not."""
     odd = ["--config.model.width=6", "--config.model.heads=2"]
     assert_one_line(*call(*smoke(place, *odd)), "config.model.heads=2", "even")
     assert not (place / "work").exists()

@@ -17,8 +17,8 @@ from experiments.mechanisms.verdicts import (
     NO_RUN,
     UNRELIABLE,
     VERDICTS,
-    Floor,
-    Outcome,
+    FinalLoss,
+    OwnFloor,
     Rule,
     evidence,
     judge,
@@ -36,20 +36,20 @@ from tests.pages import Page
 from tests.report_workdirs import read_csv
 
 RULE = Rule(margin=0.02, errors=2.0, alarm=4.0)
-FULL, HIGHER = Floor(0.5, "full", True, ""), Floor(0.9, "current", True, "")
-UNKNOWN = Floor(None, "unordered", False, "")
+FULL, HIGHER = OwnFloor(0.5, "full", True, ""), OwnFloor(0.9, "current", True, "")
+UNKNOWN = OwnFloor(None, "unordered", False, "")
 
 
 def outcomes(*losses, error=0.001, rates=(1e-3,)):
     """Finished runs with the losses, the rates in turn."""
     return [
-        Outcome(f"r{i}", i // len(rates), rates[i % len(rates)], FINISHED, loss, error)
+        FinalLoss(f"r{i}", i // len(rates), rates[i % len(rates)], FINISHED, loss, error)
         for i, loss in enumerate(losses)
     ]
 
 
-LOST = Outcome("lost", 9, 1e-3, DIVERGED)
-OPEN = Outcome("open", 8, 1e-3, UNFINISHED)
+LOST = FinalLoss("lost", 9, 1e-3, DIVERGED)
+OPEN = FinalLoss("open", 8, 1e-3, UNFINISHED)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ OPEN = Outcome("open", 8, 1e-3, UNFINISHED)
         ([*outcomes(0.501), OPEN], FULL, COMPUTES, "1 of 1"),
         ([OPEN], FULL, NO_RUN, "0 of 0"),
         # finished, but nobody knows how exactly it was evaluated
-        ([Outcome("x", 0, 1e-3, FINISHED, 0.5, None)], FULL, NO_RUN, "0 of 0"),
+        ([FinalLoss("x", 0, 1e-3, FINISHED, 0.5, None)], FULL, NO_RUN, "0 of 0"),
         # a floor above the optimum by less than the margin leaves the optimum as the goal
-        (outcomes(0.515), Floor(0.515, "current", True, ""), COMPUTES, "1 of 1"),
-        (outcomes(0.525), Floor(0.515, "current", True, ""), FAILS, "0 of 1"),
+        (outcomes(0.515), OwnFloor(0.515, "current", True, ""), COMPUTES, "1 of 1"),
+        (outcomes(0.525), OwnFloor(0.515, "current", True, ""), FAILS, "0 of 1"),
     ],
 )
 def test_every_verdict_follows_from_the_runs(runs, floor, kind, k_of_n):
@@ -113,7 +113,7 @@ def test_a_loss_below_the_floor_is_an_alarm(loss, floor, alarm):
 
 
 def test_rounding_alone_is_no_alarm():
-    zero = Floor(0.0, "full", True, "")
+    zero = OwnFloor(0.0, "full", True, "")
     assert not judge(outcomes(-1e-6, error=1e-9), 0.0, zero, RULE).alarms
 
 
@@ -134,8 +134,9 @@ def test_evidence_is_best_median_worst_and_the_best_rate():
 
 def test_a_rate_at_which_runs_diverge_is_not_the_best():
     runs = [
-        Outcome("a", 0, 1e-2, FINISHED, 0.50, 0.001), Outcome("b", 1, 1e-2, DIVERGED),
-        Outcome("c", 0, 1e-3, FINISHED, 0.51, 0.001), Outcome("d", 1, 1e-3, FINISHED, 0.53, 0.001),
+        FinalLoss("a", 0, 1e-2, FINISHED, 0.50, 0.001), FinalLoss("b", 1, 1e-2, DIVERGED),
+        FinalLoss("c", 0, 1e-3, FINISHED, 0.51, 0.001),
+        FinalLoss("d", 1, 1e-3, FINISHED, 0.53, 0.001),
     ]  # fmt: skip
     seen = evidence(runs)
     assert (seen.rate, seen.best, seen.diverged) == (1e-3, 0.50, 1)

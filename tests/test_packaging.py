@@ -118,7 +118,7 @@ def test_the_installed_command_works_from_another_folder(wheel, tmp_path):
     (there / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
     done = call(
         "--preset=smoke", "--config.grid.seeds=1", "--config.data.corpus=text.txt",
-        "--config.grid.variants=full,no-mlp", "--workdir=out", "--predict=expected",
+        "--config.grid.arms=full,no-mlp", "--workdir=out", "--predict=expected",
         "--compilation_cache=off",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from normjax.data.corpora import DataConfig
 from normjax.data.tasks import floors, table
 from normjax.errors import UserError
 from normjax.runs import grid
-from normjax.runs.grid import Cell, ExperimentConfig
+from normjax.runs.grid import Arm, ExperimentConfig
 
 ROOT = Path(__file__).parent.parent
 TASK = """
@@ -39,9 +39,9 @@ normjax.register_corpus("lines", source)
 EXPERIMENT = '''"""Does it matter? One line that says what is asked."""
 from normjax import configs
 from normjax.runs import runner
-from normjax.runs.grid import Cell, ExperimentConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, Question
 
-CELLS = (Cell("full", "full", "all", {}), Cell("bare", "bare", "no MLP", {"model.mlp": "none"}))
+ARMS = (Arm("full", "full", "all", {}), Arm("bare", "bare", "no MLP", {"model.mlp": "none"}))
 PRESETS = {"tiny": ("4 steps", {
     "model.depth": 1, "model.width": 8, "model.heads": 2, "data.window": 8, "train.steps": 4,
     "train.warmup_steps": 1, "train.batch_size": 2, "train.evaluate_every": 4, "grid.seeds": 1,
@@ -53,7 +53,7 @@ def get_config(preset):
 
 def run(config, preset, options):
     question = Question("own", preset, "Mine", "What?", "That.", "full")
-    return runner.carry_out(question, CELLS, config, options)
+    return runner.carry_out(question, ARMS, config, options)
 '''
 
 
@@ -216,7 +216,7 @@ def test_a_text_of_ones_own_is_a_corpus_known_by_its_content():
 
 def test_plugins_are_part_of_what_defines_a_run_and_their_absence_is_not():
     def names():
-        plan = grid.plan(ExperimentConfig(), [Cell("full", "", "", {})], "text")
+        plan = grid.plan(ExperimentConfig(), [Arm("full", "", "", {})], "text")
         return [run.id for cohort in plan for run in cohort.runs]
 
     plain = names()
@@ -254,7 +254,7 @@ def test_a_strangers_experiment_on_a_strangers_text_runs():
     write("lab/own.py", EXPERIMENT)
     done = call(
         "--plugins=mine.py", "--experiment=lab/own.py", "--preset=tiny",
-        "--config.data.corpus=lines", "--config.grid.variants=full",
+        "--config.data.corpus=lines", "--config.grid.arms=full",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     work = Path("runs/own-tiny")

@@ -14,7 +14,7 @@ from report_workdirs import read_csv
 from scipy import stats
 
 from normjax.predictions import given, parsing, record
-from normjax.predictions.prediction import Candidate, Entry
+from normjax.predictions.prediction import Candidate, Expected
 from normjax.reporting import loading, prediction, prediction_words, rank_correlation, report
 from normjax.reporting.prediction import Item, Pairs
 from normjax.reporting.rank_correlation import kendall, spearman
@@ -27,7 +27,7 @@ TIED = ([1, 2, 2, 4, 5, 5, 5], [3, 1, 4, 1, 5, 9, 2], [math.inf, 2, 1, math.inf,
 def item(name, place, losses, loss=None, low=None, high=None, parameters=None):
     """An item with final losses by seed; None stands for a variant whose runs all diverged."""
     by_seed = dict(enumerate(losses or ()))
-    entry = Entry(name, place, loss, low, high)
+    entry = Expected(name, place, loss, low, high)
     return Item(entry, name, by_seed, losses is None, 0, parameters)
 
 
@@ -226,7 +226,7 @@ def judged(workdir):
 
 
 def test_a_ranking_on_a_workdir_agrees_with_its_summary(ranked):
-    measured = {r["cell"]: float(r["validation_loss"]) for r in read_csv(ranked / "summary.csv")}
+    measured = {r["arm"]: float(r["validation_loss"]) for r in read_csv(ranked / "summary.csv")}
     place = {"full": 1, "post-norm": 2, "no-norm": 3, "no-mlp": 4.5, "no-positions": 4.5,
              "no-residual": 6, "no-attention": 7}  # fmt: skip
     found, said = judged(ranked)
@@ -282,7 +282,7 @@ def test_over_depth_variants_or_series_are_ranked(tmp_path):
     by_name = {i.name: i for i in found.score.items}
     assert by_name["none"].diverged and found.missing == ("deepnorm",)
     results = loading.load(workdir)
-    pre = [v for v in results.variants if v.cell.series == "pre"]
+    pre = [v for v in results.variants if v.arm.series == "pre"]
     for seed, loss in by_name["pre"].losses.items():
         assert loss == pytest.approx(np.mean([v.losses[seed] for v in pre]), abs=8 * EPS)
     assert set(by_name["post"].losses) == {1, 2}  # seed 0 diverged at one depth
@@ -296,9 +296,9 @@ def test_over_depth_variants_or_series_are_ranked(tmp_path):
 
 
 def test_nothing_finished_yet_is_said(tmp_path):
-    cells = [report_workdirs.cell(n, n, "", {}) for n in ("full", "no-mlp")]
+    arms = [report_workdirs.arm(n, n, "", {}) for n in ("full", "no-mlp")]
     runs = [report_workdirs.planned(n, 0) for n in ("full", "no-mlp")]
-    runlog.write_json(tmp_path / "grid.json", report_workdirs.plan(cells, runs))
+    runlog.write_json(tmp_path / "grid.json", report_workdirs.plan(arms, runs))
     predict(tmp_path, "full\nno-mlp", ABLATION)
     report.write(tmp_path)
     assert "nothing to score yet" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -174,10 +174,10 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_the_shipped_prediction_ranks_the_ablation_and_gives_reasons():
-    candidates = [Candidate(cell.name, cell.title) for cell in ablation.CELLS]
+    candidates = [Candidate(arm.name, arm.title) for arm in ablation.ARMS]
     prediction = parsing.parse(given.read("expected"), "--predict=expected", candidates)
     place = places(prediction)
-    assert set(place) == {cell.name for cell in ablation.CELLS}
+    assert set(place) == {arm.name for arm in ablation.ARMS}
     assert place["full"] < place["post-norm"] < place["no-norm"] < place["no-mlp"]
     assert place["no-mlp"] == place["no-positions"] < place["no-residual"] < place["no-attention"]
     assert len(prediction.reason) > 200 and given.names() == ["expected"]
@@ -377,7 +377,7 @@ def test_the_command_line_stores_trains_and_scores(tmp_path):
     def launch(*more):
         command = [
             sys.executable, str(ROOT / "launch.py"), "--preset=smoke", "--workdir=work",
-            "--config.data.corpus=text.txt", "--config.grid.variants=full,no-mlp",
+            "--config.data.corpus=text.txt", "--config.grid.arms=full,no-mlp",
             "--cpu_devices=1", *more,
         ]  # fmt: skip
         return subprocess.run(

@@ -110,8 +110,8 @@ def plain_similarity(x):
     return np.mean(out)
 
 
-def plain_signals(states):
-    """Return the signals of the forward pass, by name, (layer, sublayer) or (layer, head)."""
+def plain_diagnostics(states):
+    """Return the diagnostics of the forward pass, by name, (layer, sublayer) or (layer, head)."""
     pairs = {
         "residual/rms_before": lambda s: plain_rms(s["before"]),
         "residual/rms_after": lambda s: plain_rms(s["after"]),
@@ -154,11 +154,11 @@ def as_float64(tree):
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
-def test_forward_signals_are_those_written_out(placement):
+def test_forward_diagnostics_are_those_written_out(placement):
     config = dataclasses.replace(TINY, placement=placement)
     # Sharp attention, so that some queries are saturated and some are not.
     values, state = measured(config, scale=1.0)
-    expected = plain_signals(plain_run(as_float64(state.params), placement)[0])
+    expected = plain_diagnostics(plain_run(as_float64(state.params), placement)[0])
     assert 0 < expected["attention/saturated_share"].mean() < 1
     for name, value in expected.items():
         assert values[name].shape == value.shape, name
@@ -260,7 +260,7 @@ def test_gains_are_what_the_norm_multiplies_by():
 
 @pytest.mark.slow
 def test_grouped_heads_are_counted_by_query_head(x64):
-    """Heads of one group share their keys: with equal queries they have equal signals."""
+    """Heads of one group share their keys: with equal queries they have equal diagnostics."""
     config = dataclasses.replace(
         TINY, kv_heads=1, dtype="float64", param_dtype="float64", placement="post"
     )
@@ -303,7 +303,7 @@ def test_every_decoder_can_be_measured(changes):
     values, _ = measured(config)
     sizes = {"layer": L, "head": H, "sublayer": len(definitions.sublayer_names(vars(config)))}
     for name, value in values.items():
-        row = definitions.signal(name)
+        row = definitions.diagnostic(name)
         assert row.each == "" or definitions.split(name)[1], name
         shape = tuple(sizes[axis] for axis in row.axes)
         assert value.shape == shape or (row.each and value.shape == ()), name

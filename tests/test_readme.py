@@ -23,7 +23,7 @@ def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
     (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     config = configs.replace(ablation.get_config("smoke"), {
-        "grid.variants": ("full",), "grid.seeds": 1, "train.steps": 2, "train.warmup_steps": 1,
+        "grid.arms": ("full",), "grid.seeds": 1, "train.steps": 2, "train.warmup_steps": 1,
         "data.corpus": str(folder / "text.txt"), "data.cache_dir": str(folder / "cache"),
     })  # fmt: skip
     ablation.run(config, "smoke", Options(folder / "runs" / "ablation-default", "none", live=False))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from normjax.errors import UserError
-from normjax.registry import Table
+from normjax.registry import Registry
 
 
 @pytest.fixture
 def table():
-    return Table("norm", {"plain": (1, 2)})
+    return Registry("norm", {"plain": (1, 2)})
 
 
 def test_a_row_is_added_and_returned(table):
@@ -23,7 +23,7 @@ def test_a_row_is_added_and_returned(table):
 def test_a_table_is_a_dict_that_copies(table):
     assert table == {"plain": (1, 2)}
     copied = copy.copy(table)
-    assert type(copied) is Table and copied.kind == "norm"
+    assert type(copied) is Registry and copied.kind == "norm"
     copied.register("other", 3)
     assert "other" not in table
 

@@ -109,20 +109,20 @@ def test_only_time_columns_differ_between_equal_runs(finished, tmp_path):
 
 
 def test_summary_agrees_with_scipy(finished):
-    def losses(cell: str) -> np.ndarray:
-        folders = [finished / "runs" / f"{cell}-s{seed}-0.003" for seed in range(3)]
+    def losses(arm: str) -> np.ndarray:
+        folders = [finished / "runs" / f"{arm}-s{seed}-0.003" for seed in range(3)]
         return np.array([runlog.read_metrics(f)[-1]["validation/loss"] for f in folders])
 
-    rows = {row["cell"]: row for row in read_csv(finished / "summary.csv")}
+    rows = {row["arm"]: row for row in read_csv(finished / "summary.csv")}
     assert list(rows) == list(report_workdirs.ABLATION)
-    for cell, row in rows.items():
-        values = losses(cell)
+    for arm, row in rows.items():
+        values = losses(arm)
         alone = stats.ttest_1samp(values, 0).confidence_interval()
         names = ["validation_loss", "validation_loss_low", "validation_loss_high"]
         expected = [values.mean(), alone.low, alone.high]
         np.testing.assert_allclose([float(row[n]) for n in names], expected, rtol=1e-12)
         np.testing.assert_allclose(float(row["validation_loss_sd"]), values.std(ddof=1), rtol=1e-9)
-        if cell == "full":
+        if arm == "full":
             assert row["difference"] == "" and row["pairs"] == "0"
             continue
         pair = stats.ttest_rel(values, losses("full")).confidence_interval()
@@ -133,7 +133,7 @@ def test_summary_agrees_with_scipy(finished):
 
 
 def test_divergence_is_counted_and_never_averaged(troubled):
-    rows = {row["cell"]: row for row in read_csv(troubled / "summary.csv")}
+    rows = {row["arm"]: row for row in read_csv(troubled / "summary.csv")}
     lost, partial = rows["no-residual"], rows["no-norm"]
     assert (lost["runs"], lost["finished"], lost["diverged"]) == ("3", "0", "3")
     assert lost["validation_loss"] == lost["validation_loss_low"] == lost["difference"] == ""
@@ -155,7 +155,7 @@ def test_run_without_a_finite_last_loss_counts_as_diverged(tmp_path):
     lines[-1]["validation/loss"] = None
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     report.write(workdir)
-    row = next(r for r in read_csv(workdir / "summary.csv") if r["cell"] == "no-mlp")
+    row = next(r for r in read_csv(workdir / "summary.csv") if r["arm"] == "no-mlp")
     assert (row["finished"], row["diverged"]) == ("1", "1")
 
 
@@ -175,7 +175,7 @@ def test_damaged_status_does_not_drop_a_run(tmp_path):
     (workdir / "runs" / "no-mlp-s0-0.003" / "status.json").write_text('{"state": "do')
     page = _page(workdir)
     assert "no-mlp seed 0: interrupted at step 600 of 600" in page.text
-    row = next(r for r in read_csv(workdir / "summary.csv") if r["cell"] == "no-mlp")
+    row = next(r for r in read_csv(workdir / "summary.csv") if r["arm"] == "no-mlp")
     assert (row["runs"], row["finished"], row["diverged"]) == ("1", "0", "0")
 
 
@@ -224,15 +224,15 @@ def test_figures_have_picture_vector_and_data(finished):
 
 def test_text_from_files_is_escaped(tmp_path):
     evil = "<b>bold</b>&\"'<script>alert(1)</script>${\\frac}$"
-    cells = [
-        report_workdirs.cell("full", "full", "", {}),
-        report_workdirs.cell(evil, evil, evil, {"model." + evil: evil}),
+    arms = [
+        report_workdirs.arm("full", "full", "", {}),
+        report_workdirs.arm(evil, evil, evil, {"model." + evil: evil}),
     ]
     runs = [report_workdirs.planned(name, seed) for name in ("full", evil) for seed in (0, 1)]
     for number, run in enumerate(runs):
         run["id"] = f"run{number}"
     more = dict.fromkeys(["title", "question", "hypothesis", "command", "experiment"], evil)
-    plan = report_workdirs.plan(cells, runs, notes=[evil], **more)
+    plan = report_workdirs.plan(arms, runs, notes=[evil], **more)
     plan["corpus"]["name"] = plan["corpus"]["description"] = evil
     plan["evaluation"]["description"] = evil
     plan["config"] = {"model": {**plan["config"]["model"], "norm": evil}, evil: evil}
@@ -267,27 +267,27 @@ def test_several_rates_give_a_row_each(tmp_path):
     report.write(report_workdirs.ablation(tmp_path, seeds=2, rates=(0.001, 0.003)))
     rows = read_csv(tmp_path / "summary.csv")
     assert len(rows) == 14
-    assert {(r["cell"], r["learning_rate"]) for r in rows} == {
-        (cell, rate) for cell in report_workdirs.ABLATION for rate in ("0.001", "0.003")
+    assert {(r["arm"], r["learning_rate"]) for r in rows} == {
+        (arm, rate) for arm in report_workdirs.ABLATION for rate in ("0.001", "0.003")
     }
     runs = {r["run"]: float(r["validation_loss"]) for r in read_csv(tmp_path / "results.csv")}
     for row in rows:
-        if row["cell"] != "full":
-            cell, end = row["cell"], row["learning_rate"]
-            gaps = [runs[f"{cell}-s{s}-{end}"] - runs[f"full-s{s}-{end}"] for s in (0, 1)]
+        if row["arm"] != "full":
+            arm, end = row["arm"], row["learning_rate"]
+            gaps = [runs[f"{arm}-s{s}-{end}"] - runs[f"full-s{s}-{end}"] for s in (0, 1)]
             assert float(row["difference"]) == pytest.approx(np.mean(gaps), rel=1e-12)
     assert (tmp_path / "figures" / "loss_by_learning_rate.svg").exists()
 
 
 def test_nothing_started_yet(tmp_path):
-    cells = [report_workdirs.cell("full", "full", "", {}), report_workdirs.cell("b", "b", "", {})]
+    arms = [report_workdirs.arm("full", "full", "", {}), report_workdirs.arm("b", "b", "", {})]
     runs = [report_workdirs.planned("full", 0)]
-    runlog.write_json(tmp_path / "grid.json", report_workdirs.plan(cells, runs))
+    runlog.write_json(tmp_path / "grid.json", report_workdirs.plan(arms, runs))
     page = _page(tmp_path)
     assert "1 of 1 runs has not finished" in page.text
     assert "No run was planned for b" in page.text
     assert [row["state"] for row in read_csv(tmp_path / "results.csv")] == ["missing"]
-    assert [row["cell"] for row in read_csv(tmp_path / "summary.csv")] == ["full", "b"]
+    assert [row["arm"] for row in read_csv(tmp_path / "summary.csv")] == ["full", "b"]
     assert "full" in report.headline(tmp_path)
 
 
@@ -301,7 +301,7 @@ def test_headline_is_ranked_plain_text(troubled):
     assert max(map(len, text.splitlines())) <= 110
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 1}', '{"format": 2, "cells": 3}'])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 1}', '{"format": 2, "arms": 3}'])
 def test_unusable_plan_is_one_clear_line(tmp_path, content):
     if content is not None:
         (tmp_path / "grid.json").write_text(content)

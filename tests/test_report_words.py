@@ -18,14 +18,14 @@ from normjax.reporting.results import Results
 def _grid(workdir: Path, losses: dict[str, list[float | None]]) -> Results:
     """A grid without an x axis."""
     changes = {name: row[2] for name, row in report_workdirs.ABLATION.items()}
-    cells = [report_workdirs.cell(n, n, "", changes.get(n, {"train.batch": 1})) for n in losses]
-    return report_workdirs.finals(workdir, cells, losses)
+    arms = [report_workdirs.arm(n, n, "", changes.get(n, {"train.batch": 1})) for n in losses]
+    return report_workdirs.finals(workdir, arms, losses)
 
 
 def _sweep(workdir: Path, losses: dict[str, dict[int, list[float | None]]]) -> Results:
     """A grid over depth."""
-    cells = [
-        report_workdirs.cell(
+    arms = [
+        report_workdirs.arm(
             f"{name}-{x}", "", "", {"model.depth": x, **report_workdirs.DEPTH[name][0]},
             series=name, x=x,
         )
@@ -33,7 +33,7 @@ def _sweep(workdir: Path, losses: dict[str, dict[int, list[float | None]]]) -> R
     ]  # fmt: skip
     ends = {f"{name}-{x}": each for name, points in losses.items() for x, each in points.items()}
     axis = {"name": "depth", "label": "depth", "scale": "log2"}
-    return report_workdirs.finals(workdir, cells, ends, baseline="pre", x=axis)
+    return report_workdirs.finals(workdir, arms, ends, baseline="pre", x=axis)
 
 
 def _text(results) -> str:
@@ -95,7 +95,7 @@ def test_residual_or_norm(tmp_path, residual, norm, expected):
     assert expected in finding.text
 
 
-def test_residual_or_norm_is_silent_without_both_cells(tmp_path):
+def test_residual_or_norm_is_silent_without_both_arms(tmp_path):
     results = _grid(tmp_path, {"full": FULL, "no-norm": FULL})
     assert findings.residual_or_norm(results, wording.representatives(results)) == []
 

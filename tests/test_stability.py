@@ -79,7 +79,7 @@ def test_best_rate_working_range_and_counts():
 
 @pytest.fixture
 def planted(tmp_path):
-    """Runs whose signal at step 0 orders their losses, and one that is noise."""
+    """Runs whose diagnostic at step 0 orders their losses, and one that is noise."""
     rng = np.random.default_rng(3)
     trials = []
     for i in range(24):
@@ -93,12 +93,12 @@ def planted(tmp_path):
             {"step": 50, "values": {"loss/value": 1.0 * i}},
         ]  # fmt: skip
         lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "signals.jsonl").write_text(lines)
+        (folder / "diagnostics.jsonl").write_text(lines)
         trials.append(trial("pre", 2 + i % 2, 0, RATES[i % 3], i // 3, loss, folder))
     return grid(trials)
 
 
-def test_early_signals_are_ranked_by_what_they_say_of_the_end(planted):
+def test_early_diagnostics_are_ranked_by_what_they_say_of_the_end(planted):
     found = {(p.name, p.when): p for p in predictors(planted)}
     best = found["residual/rms_after, largest", "at initialization"]
     # The last two diverged: their order among themselves is no information.

@@ -173,7 +173,7 @@ def test_the_npz_holds_what_a_run_says_of_itself(workdir):
     folder, config, _ = workdir
     run = next(f for f in run_folders(folder / "work" / "training") if f.name.startswith("post"))
     opened = TrainedRun(run)
-    assert opened.steps == (0, 1, 2) and opened.cell == "post"
+    assert opened.steps == (0, 1, 2) and opened.arm == "post"
     tokens = opened.windows(2)[:, : config.spectrum.tokens]
     again = measure(opened.parts(2), tokens, (0, 5))
     number = next(
@@ -276,7 +276,7 @@ def test_a_folder_that_is_no_run(tmp_path, workdir):
     opened = TrainedRun(run_folders(folder / "work" / "training")[0])
     with pytest.raises(UserError, match="step=7: must be one of 0, 1, 2"):
         opened.params(7)
-    (tmp_path / "config.json").write_text('{"cell": 3}')
+    (tmp_path / "config.json").write_text('{"arm": 3}')
     with pytest.raises(UserError, match="config.json is not one of this version"):
         TrainedRun(tmp_path)
 

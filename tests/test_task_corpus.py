@@ -24,7 +24,7 @@ from normjax.errors import UserError
 from normjax.reporting import figures, loading, palette
 from normjax.runs import estimates, grid, runner
 from normjax.runs.experiment import Options
-from normjax.runs.grid import Cell, ExperimentConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, Question
 from normjax.training import train
 from normjax.training.cohorts import Cohort
 from normjax.training.train import Hyper, TrainConfig
@@ -212,9 +212,9 @@ def configuration(name, **changes):
     return dataclasses.replace(base, grid=dataclasses.replace(base.grid, seeds=1))
 
 
-CELLS = (
-    Cell("full", "full model", "Everything.", {}),
-    Cell("no-attention", "minus attention", "Only itself.", {"model.attention": "none"}),
+ARMS = (
+    Arm("full", "full model", "Everything.", {}),
+    Arm("no-attention", "minus attention", "Only itself.", {"model.attention": "none"}),
 )
 
 
@@ -222,14 +222,14 @@ CELLS = (
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("task")
     outcome = runner.carry_out(
-        question(), CELLS, configuration("copy"), Options(folder, "python launch.py", live=False)
+        question(), ARMS, configuration("copy"), Options(folder, "python launch.py", live=False)
     )
     assert outcome is not None and outcome.page is not None
     return folder
 
 
-def final_loss(workdir, cell):
-    (path,) = workdir.glob(f"runs/{cell}-s0-*/metrics.jsonl")
+def final_loss(workdir, arm):
+    (path,) = workdir.glob(f"runs/{arm}-s0-*/metrics.jsonl")
     return json.loads(path.read_text().splitlines()[-1])["validation/loss"]
 
 
@@ -282,6 +282,6 @@ def test_learning_curves_reach_down_to_the_optimum(workdir):
 def test_a_dry_run_says_what_is_drawn():
     config = configuration("parity")
     corpus = corpora.open_corpus(config.data)
-    cohorts = grid.plan(config, CELLS, corpus.fingerprint)
+    cohorts = grid.plan(config, ARMS, corpus.fingerprint)
     text = estimates.describe(cohorts, corpus, jax.local_devices())
     assert "corpus task:parity: fresh sequences for training" in text and "2 different" in text

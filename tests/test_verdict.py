@@ -15,7 +15,7 @@ from normjax.diagnostics.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SP
 from normjax.diagnostics.evidence import Evidence, gather
 from normjax.errors import UserError
 from normjax.runs import grid, runlog
-from normjax.runs.grid import Cell, ExperimentConfig
+from normjax.runs.grid import Arm, ExperimentConfig
 
 L, S, H = 4, 2, 3
 STEPS = (0, 1, 3, 10, 30, 100, 300, 999)
@@ -23,7 +23,7 @@ NORM, KERNEL = "mlp.pre_norm", "attention.branch.query.kernel"
 
 
 def healthy(seed=0):
-    """Samples of a run without fault: every signal near a usual value, with some noise."""
+    """Samples of a run without fault: every diagnostic near a usual value, with some noise."""
     rng = np.random.default_rng(seed)
     usual = {
         "residual/rms_before": 1.0, "residual/rms_after": 1.2, "read/rms": 1.0, "branch/rms": 0.5,
@@ -38,7 +38,7 @@ def healthy(seed=0):
     for step in STEPS:
         values = {}
         for name, value in usual.items():
-            axes = definitions.signal(name).axes
+            axes = definitions.diagnostic(name).axes
             shape = () if axes == () else tuple(size[axis] for axis in axes)
             values[name] = np.asarray(value * np.exp(0.02 * rng.standard_normal(shape)))
         samples.append((step, values))
@@ -50,7 +50,7 @@ def judged(samples, config=VerdictConfig(), **more):  # noqa: B008
 
 
 def plant(samples, name, where, value, since=0, until=10**9):
-    """Set a place of a signal from one step to another."""
+    """Set a place of a diagnostic from one step to another."""
     for step, values in samples:
         if since <= step <= until:
             values[name][where] = value(step) if callable(value) else value
@@ -63,7 +63,7 @@ def test_a_healthy_run_is_called_so():
         assert (found.state, found.sentence, found.events) == ("well behaved", "Well behaved.", ())
 
 
-# fault: (signal, index, value, since, expected step, layer, sub-layer, head, factor)
+# fault: (diagnostic, index, value, since, expected step, layer, sub-layer, head, factor)
 FAULTS = {
     "a scaled branch": ("branch/rms", (2, 1), 5000.0, 0, 0, 3, "mlp", None, None),
     "a runaway gain": (
@@ -86,7 +86,7 @@ def test_a_planted_drift_is_named_first(fault):
     found = judged(plant(healthy(), name, where, value, since))
     first = found.first
     assert (found.state, first.kind) == ("drifting", DRIFT)
-    assert (first.signal, first.step) == (name, step)
+    assert (first.diagnostic, first.step) == (name, step)
     assert (first.layer, first.sublayer, first.head) == (layer, sublayer, head)
     if factor is not None:
         assert first.factor == pytest.approx(factor, rel=1e-12)
@@ -118,7 +118,7 @@ def test_growth_is_measured_from_the_end_of_the_warmup():
             values["gradient/norm"][...] = 75.0
     # Against its first value it only falls; against that after warm-up it is 150 times as large.
     first = judged(samples, warmup=10).first
-    assert (first.signal, first.step) == ("gradient/norm", 999)
+    assert (first.diagnostic, first.step) == ("gradient/norm", 999)
     assert first.factor == pytest.approx(1.5, rel=1e-12)
     assert judged(samples, warmup=2000).events == ()
 
@@ -126,7 +126,7 @@ def test_growth_is_measured_from_the_end_of_the_warmup():
 def test_the_smaller_step_is_first_then_the_order_of_computation():
     samples = plant(healthy(), "mlp/dead_share", (0,), 0.9, 10)
     samples = plant(samples, f"gain/max[{NORM}]", (3,), 50.0, 30)
-    assert judged(samples).first.signal == "mlp/dead_share"
+    assert judged(samples).first.diagnostic == "mlp/dead_share"
     samples = healthy()
     faults = [
         (f"gain/max[{NORM}]", (3,), 50.0), ("branch/rms", (0, 0), 900.0),
@@ -137,7 +137,7 @@ def test_the_smaller_step_is_first_then_the_order_of_computation():
     for name, where, value in reversed(faults):
         plant(samples, name, where, value, 10)
     found = judged(samples)
-    assert [e.signal for e in found.events] == [
+    assert [e.diagnostic for e in found.events] == [
         f"gain/max[{NORM}]", "branch/rms", "attention/logit_max", "gradient/stream_rms",
         f"update/parameter_ratio[{KERNEL}]",
     ]  # fmt: skip
@@ -162,7 +162,11 @@ def test_a_nan_in_one_layer_is_an_event_of_its_own():
     samples = plant(healthy(), "residual/rms_after", (2, 0), np.nan, 30, 30)
     found = judged(samples)
     (event,) = found.events
-    assert (found.state, event.kind, event.signal) == ("unstable", NON_FINITE, "residual/rms_after")
+    assert (found.state, event.kind, event.diagnostic) == (
+        "unstable",
+        NON_FINITE,
+        "residual/rms_after",
+    )
     assert (event.step, event.layer, event.sublayer, event.value) == (30, 3, "attention", None)
     assert (event.places, event.of, event.until) == (1, L * S, 30)
 
@@ -180,11 +184,11 @@ def test_one_sample_that_is_not_finite_changes_no_other_event(bad):
             value[...] = bad
     found = judged(samples)
     assert [e for e in found.events if e.kind != NON_FINITE] == list(others)
-    lost = {e.signal for e in found.events if e.kind == NON_FINITE}
+    lost = {e.diagnostic for e in found.events if e.kind == NON_FINITE}
     assert lost == {name for name in samples[0][1] if not name.startswith("update/")}
 
 
-def test_a_signal_without_any_number_is_reported():
+def test_a_diagnostic_without_any_number_is_reported():
     found = judged(plant(healthy(), "mlp/dead_share", ..., np.nan))
     (event,) = found.events
     assert event.kind == NON_FINITE and "no finite value" in event.reason
@@ -203,10 +207,10 @@ def test_an_infinite_update_ratio_says_that_a_parameter_is_zero():
 
 
 def folder(path, samples=(), state="done", losses=(), **status):
-    """A run folder with signals, metrics and a status."""
+    """A run folder with diagnostics, metrics and a status."""
     path.mkdir(parents=True, exist_ok=True)
     for step, values in samples:
-        log.append_signals(path, step, values)
+        log.append_diagnostics(path, step, values)
     for step, loss, norm, skipped in losses:
         line = {"step": step, "train/loss": loss, "validation/loss": loss, "gradient/norm": norm}
         runlog.append_metrics(path, {**line, "update/skipped": skipped})
@@ -226,7 +230,7 @@ def test_judged_from_losses_alone_it_says_so(tmp_path):
     losses = [(step, 3.0 - step / 500, 1.0, 0) for step in range(0, 600, 100)]
     found = verdict.judge_run(folder(tmp_path / "a", losses=losses))
     assert (found.state, found.basis) == ("well behaved", "metrics")
-    assert "no signals were measured" in found.sentence
+    assert "no diagnostics were measured" in found.sentence
     # A gradient norm of 30 times the median for once, then three updates that were skipped.
     losses[3] = (300, 2.4, 30.0, 0)
     losses[4:] = [(400, 2.2, 1.0, 3), (500, 2.0, 1.0, 3)]
@@ -245,7 +249,7 @@ def test_diverged_is_what_the_status_says(tmp_path):
     path = folder(tmp_path, samples, "diverged", diverged_at=250)
     found = verdict.judge_run(path)
     assert found.state == "diverged"
-    assert (found.first.signal, found.first.step, found.first.layer) == (
+    assert (found.first.diagnostic, found.first.step, found.first.layer) == (
         "attention/logit_max", 100, 2,
     )  # fmt: skip
     assert found.sentence.startswith("Diverged at step 250: first largest logit at step 100")
@@ -257,14 +261,14 @@ def test_no_finite_loss_at_the_end_is_a_divergence(tmp_path):
     assert verdict.judge_run(path).state == "diverged"
 
 
-def test_the_written_signals_give_the_same_verdict(tmp_path):
+def test_the_written_diagnostics_give_the_same_verdict(tmp_path):
     samples = plant(healthy(), "attention/entropy_share", (3, 1), 0.002, 30)
     path = folder(tmp_path, samples)
     found = verdict.judge_run(path)
     assert found.events == judged(samples).events
     verdict.write(path, found)
     record = json.loads((path / verdict.FILE).read_text())
-    assert record["state"] == "drifting" and record["basis"] == "signals"
+    assert record["state"] == "drifting" and record["basis"] == "diagnostics"
     assert record["events"][0]["layer"] == 4 and record["events"][0]["head"] == 2
     assert found == verdict.judge_run(path)
 
@@ -317,7 +321,7 @@ def test_bands_can_be_changed():
         ("attention/logit_max", "must be name:low:high"),
         ("attention/logit_max:1:2:start:3", "must be name:low:high"),
         ("attention/logitmax::5", "did you mean 'attention/logit_max'?"),
-        ("zzz::5", "there is no signal zzz"),
+        ("zzz::5", "there is no diagnostic zzz"),
         ("loss/value:a:5", "bounds must be numbers"),
         ("loss/value:5:1", "low must be below high"),
         ("loss/value:nan:1", "low must be below high"),
@@ -340,9 +344,9 @@ def test_a_grid_refuses_what_cannot_be_judged_by_before_it_runs():
     ):
         grid.check(config, [], 1)
     # How runs are judged is no part of what they are: the same runs, judged anew.
-    cells = [Cell("full", "full", "", {})]
+    arms = [Arm("full", "full", "", {})]
     names = [
-        [run.id for cohort in grid.plan(each, cells, "text") for run in cohort.runs]
+        [run.id for cohort in grid.plan(each, arms, "text") for run in cohort.runs]
         for each in (config, ExperimentConfig())
     ]
     assert names[0] == names[1]
@@ -357,7 +361,7 @@ def test_a_bad_spike_factor_is_one_line():
 
 def test_every_band_has_a_reason_and_a_source_and_reads_back():
     for band in bands.BANDS:
-        assert band.signal in definitions.SIGNALS and band.reason and band.source
+        assert band.diagnostic in definitions.DIAGNOSTICS and band.reason and band.source
         assert band.against in bands.AGAINST and band.low < band.high
         again = bands.parse(band.text)
         assert dataclasses.replace(again, reason=band.reason, source=band.source) == band

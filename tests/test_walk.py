@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import normjax
-from normjax import plugins
 
 ROOT = Path(__file__).parents[1]
 MINE, QUESTION = re.findall(r"```python\n(.*?)```", (ROOT / "BUILD.md").read_text(), re.DOTALL)
@@ -28,7 +27,7 @@ def walked(tmp_path_factory):
     (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
     small = {"train.steps": 4, "train.warmup_steps": 1, "train.evaluate_every": 2,
              "model.width": 8, "data.window": 8, "train.batch_size": 2, "grid.seeds": 2,
-             "train.evaluation_windows": 2, "train.final_windows": 2, "train.signals": "on",
+             "train.evaluation_windows": 2, "train.final_windows": 2, "train.diagnostics": "on",
              "model.norm": "dynamic_tanh", "data.corpus": "text.txt"}  # fmt: skip
     command = [sys.executable, str(ROOT / "launch.py"), "--plugins=mine.py",
                "--experiment=question.py", "--workdir=out", "--compilation_cache=off",
@@ -40,11 +39,10 @@ def walked(tmp_path_factory):
 
 
 @pytest.fixture
-def mine(tmp_path):
+def mine():
     """The rows of the walk in this process's tables, and nowhere afterwards."""
-    (tmp_path / "mine.py").write_text(MINE)
     before = dict(normjax.NORMS), dict(normjax.PLACEMENTS)
-    plugins.load(tmp_path / "mine.py")
+    exec(compile(MINE, "mine.py", "exec"), {})
     yield
     for table, rows in zip((normjax.NORMS, normjax.PLACEMENTS), before, strict=True):
         table.clear()
@@ -55,7 +53,7 @@ def test_the_experiment_trains_and_writes_its_page(walked):
     folder, said = walked
     with open(folder / "out" / "question.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["cell"] for row in rows] == ["pre", "keel"]
+    assert [row["arm"] for row in rows] == ["pre", "keel"]
     assert all(0 < float(row["loss"]) < 10 for row in rows)
     assert "Placement" in said and "keel" in said
     page = (folder / "out" / "question.html").read_text()
@@ -69,7 +67,7 @@ def test_the_report_knows_the_rows_and_finds_no_fault(walked):
     assert "h′ = Norm(a h + F(Norm(h)))" in text
     assert "fault of the instrument" not in text
     plan = json.loads((out / "grid.json").read_text())
-    keel = plan["cells"][1]["rows"]
+    keel = plan["arms"][1]["rows"]
     assert keel["placement"]["attention"]["keep"] == 4.0  # 2 L at two blocks
     assert [p["name"] for p in keel["norm"]["parameters"]] == ["gain", "alpha"]
     assert plan["plugins"][0]["name"] == "mine"

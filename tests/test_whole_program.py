@@ -29,7 +29,7 @@ PYTHON = "python" if shutil.which("python") == sys.executable else sys.executabl
 SEEDS, STEPS = (0, 1), 24
 VARIANTS = ("full", "no-norm")
 FLAGS = (
-    "--preset=smoke", f"--config.grid.variants={','.join(VARIANTS)}", "--cpu_devices=2",
+    "--preset=smoke", f"--config.grid.arms={','.join(VARIANTS)}", "--cpu_devices=2",
     f"--config.train.steps={STEPS}", "--config.train.evaluate_every=8",
     # Many short chunks, each of them saved: a run that lasts long enough to be hit.
     "--config.train.chunk_steps=2", "--config.train.checkpoint_every=2",
@@ -76,10 +76,10 @@ def wait(process):
     return process.returncode, out, err
 
 
-def hit(process, workdir, cell, lines, number):
-    """Send a signal once a run of a cell has so many lines of metrics; return whether it was."""
+def hit(process, workdir, arm, lines, number):
+    """Send a signal once a run of an arm has so many lines of metrics; return whether it was."""
     while process.poll() is None:
-        for path in sorted(workdir.glob(f"runs/{cell}-s0-*/metrics.jsonl")):
+        for path in sorted(workdir.glob(f"runs/{arm}-s0-*/metrics.jsonl")):
             with contextlib.suppress(OSError):
                 if path.read_bytes().count(b"\n") >= lines:
                     process.send_signal(number)
@@ -163,7 +163,7 @@ def again(world, stopped):
 
 def test_every_run_is_there_whole(reference):
     plan = json.loads((reference / "grid.json").read_text())
-    assert [(run["cell"], run["seed"]) for run in plan["runs"]] == [
+    assert [(run["arm"], run["seed"]) for run in plan["runs"]] == [
         (variant, seed) for variant in VARIANTS for seed in SEEDS
     ]
     assert {p.name for p in (reference / "runs").iterdir()} == {run["id"] for run in plan["runs"]}
@@ -180,9 +180,9 @@ def test_every_run_is_there_whole(reference):
 def test_the_report_names_every_variant_and_run(reference):
     page = (reference / "report.html").read_text()
     summary = list(csv.DictReader(io.StringIO((reference / "summary.csv").read_text())))
-    assert {row["cell"] for row in summary} == set(VARIANTS)
+    assert {row["arm"] for row in summary} == set(VARIANTS)
     for run in json.loads((reference / "grid.json").read_text())["runs"]:
-        assert run["cell"] in page
+        assert run["arm"] in page
     rows = {(row[1], row[4]) for row in results(reference)[1:]}
     assert rows == {(variant, str(seed)) for variant in VARIANTS for seed in SEEDS}
     assert not re.search(r"""(src|href)=["']https?://""", page)  # self-contained
@@ -329,10 +329,10 @@ def test_kills_at_many_moments(world, reference):
     workdir, hits = world.folder / "many", 0
     moments = [("full", 1, 0.0), ("full", 2, 0.05), ("full", 3, 0.3), ("no-norm", 1, 0.0),
                ("no-norm", 2, 0.1), ("no-norm", 4, 0.0)]  # fmt: skip
-    for cell, lines, after in moments:
+    for arm, lines, after in moments:
         process = world.start("many")
         while process.poll() is None:
-            path = next(workdir.glob(f"runs/{cell}-s0-*/metrics.jsonl"), None)
+            path = next(workdir.glob(f"runs/{arm}-s0-*/metrics.jsonl"), None)
             if path and path.read_bytes().count(b"\n") >= lines:
                 time.sleep(after)
                 process.kill()
@@ -402,7 +402,7 @@ def test_where_all_diverge_what_is_recorded_does_not_depend_on_the_chunks(world)
         code, _, err = world.run(
             name, "--config.train.learning_rate=1e30", "--config.train.patience=3",
             f"--config.train.chunk_steps={chunk}", "--config.train.checkpoint_every=0",
-            "--config.grid.variants=full",
+            "--config.grid.arms=full",
         )  # fmt: skip
         assert code == 0, err
         assert {s["state"] for s in statuses(world.folder / name).values()} == {"diverged"}

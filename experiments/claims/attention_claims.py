@@ -23,7 +23,7 @@ SIZE = 0.15
 """Root mean square of the small inputs: logits of hundredths, and of a few for ten times it."""
 
 
-class Probe:
+class AttentionProbe:
     """The attention of a decoder with one head, with a look at its logits and probabilities."""
 
     def __init__(self, point: Point, qk_norm: bool):
@@ -98,7 +98,7 @@ def attention_and_scale(point: Point) -> Claim:
     closed = [[1 / (1 + math.exp(g)), 1 / (1 + math.exp(-g))] for g in (1, 10)]
     count = 4 * d + T + 16
 
-    plain, normed = Probe(point, qk_norm=False), Probe(point, qk_norm=True)
+    plain, normed = AttentionProbe(point, qk_norm=False), AttentionProbe(point, qk_norm=True)
     before, after = plain.logits(x), plain.logits(10 * x)
     size = plain.logit_size(10 * x)
     why = "projections and a product over the features, and the factor 10"

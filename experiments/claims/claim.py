@@ -133,7 +133,7 @@ class Check:
 
 
 @dataclasses.dataclass(frozen=True)
-class Series:
+class CheckSeries:
     """Points of a figure that belong to a claim: what was measured, and the closed form.
 
     Attributes:
@@ -163,7 +163,7 @@ class Claim:
     id: str
     statement: str
     checks: tuple[Check, ...]
-    series: tuple[Series, ...] = ()
+    series: tuple[CheckSeries, ...] = ()
 
     @property
     def holds(self) -> bool:

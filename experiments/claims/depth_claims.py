@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from experiments.claims.claim import Check, Claim, Series, digits, exact, rounding
+from experiments.claims.claim import Check, CheckSeries, Claim, digits, exact, rounding
 from experiments.claims.setting import Point, decoder_parts, draws
 from normjax.norm_derivatives import Floats, unit
 
@@ -48,8 +48,8 @@ def sizes(states: Floats) -> Floats:
     return np.sqrt(np.mean(states**2, axis=(1, 2)))
 
 
-def _series(label: str, measured: Floats, expected: Floats) -> Series:
-    return Series(FIGURE, label, tuple(range(DEPTH + 1)), tuple(measured), tuple(expected))
+def _series(label: str, measured: Floats, expected: Floats) -> CheckSeries:
+    return CheckSeries(FIGURE, label, tuple(range(DEPTH + 1)), tuple(measured), tuple(expected))
 
 
 def proportional(point: Point) -> Claim:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.claims.claim import Check, Claim, Series, Tolerance, exact, rounding
+from experiments.claims.claim import Check, CheckSeries, Claim, Tolerance, exact, rounding
 from experiments.claims.setting import Point, draws
 from normjax.jacobians.closed_forms import norm_jacobian
 from normjax.norm_derivatives import Floats, unit
@@ -110,7 +110,11 @@ def scale_invariance(point: Point) -> Claim:
             Check("so that at 1e-6 already it is not exact", closed.value, measured[0],
                   Tolerance(0.0, "a bound: what rounding alone could do"), "above"),
         ),
-        (Series("scale-invariance", "c = 10", tuple(ratios), tuple(measured), tuple(expected)),),
+        (
+            CheckSeries(
+                "scale-invariance", "c = 10", tuple(ratios), tuple(measured), tuple(expected)
+            ),
+        ),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.claims.block_claims import echo, in_float32
-from experiments.claims.claim import EPS, Check, Claim, Series, Tolerance, exact, rounding
+from experiments.claims.claim import EPS, Check, CheckSeries, Claim, Tolerance, exact, rounding
 from experiments.claims.setting import Point, decoder_parts, draws, stream
 
 FIGURE = "taylor-remainder"
@@ -57,7 +57,7 @@ def first_order(point: Point) -> Claim:
     )
 
 
-def _parabola() -> tuple[list[Check], Series]:
+def _parabola() -> tuple[list[Check], CheckSeries]:
     def f(x: Any) -> Any:
         return x * x
 
@@ -77,10 +77,10 @@ def _parabola() -> tuple[list[Check], Series]:
         Check("slope of what is left, steps 1/2 to 2^-24", 2, slope(powers, rest),
               rounding(2 * len(powers) + 8, 48, "logarithms to the base 2 down to -48")),
     ]  # fmt: skip
-    return checks, Series(FIGURE, "x² at 1.5", tuple(steps), tuple(drawn), tuple(steps**2))
+    return checks, CheckSeries(FIGURE, "x² at 1.5", tuple(steps), tuple(drawn), tuple(steps**2))
 
 
-def _block(point: Point) -> tuple[list[Check], Series]:
+def _block(point: Point) -> tuple[list[Check], CheckSeries]:
     parts = decoder_parts(point, placement="pre")
     h, along = stream(point, 13), draws(point, 113).normal(size=(point.tokens, point.width))
     start, direction, block = jnp.asarray(h), jnp.asarray(along), parts.block(1)
@@ -122,7 +122,7 @@ def _block(point: Point) -> tuple[list[Check], Series]:
               Tolerance(0.0, "a bound: twice the term of second order"), "above"),
     ]  # fmt: skip
     expected = tuple(DRAWN**2 * curved / 2)
-    return checks, Series(FIGURE, "pre-norm block", tuple(DRAWN), tuple(remainder), expected)
+    return checks, CheckSeries(FIGURE, "pre-norm block", tuple(DRAWN), tuple(remainder), expected)
 
 
 CLAIMS = (first_order,)

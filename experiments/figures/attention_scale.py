@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.figures.sheet import Panel, Sheet
+from experiments.figures.sheet import Sheet, SheetPanel
 from normjax.decoder import Decoder, DecoderConfig, SubLayer
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.branch_jacobians import softmax_jacobian
@@ -131,13 +131,13 @@ def attention_and_scale(seed: int = 0) -> Figure:
     return sheet.figure("attention_and_scale", "Attention and the scale of its input", caption)
 
 
-def _scale_axis(panel: Panel) -> None:
+def _scale_axis(panel: SheetPanel) -> None:
     panel.axes.set_xscale("log")
     panel.axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
     panel.axes.set_xlabel("scale c of the input")
 
 
-def _two(panel: Panel) -> None:
+def _two(panel: SheetPanel) -> None:
     p = softmax(SCALES[:, None] ** 2 * np.array([1.0, 2.0]))
     for index, colour in ((0, BLUE), (1, VERMILLION)):
         panel.curve(f"p of logit {index + 1}", np.stack([SCALES, p[:, index]], -1), colour)
@@ -153,7 +153,7 @@ def _two(panel: Panel) -> None:
     _scale_axis(panel)
 
 
-def _keys(panel: Panel, logits: dict[str, Floats]) -> None:
+def _keys(panel: SheetPanel, logits: dict[str, Floats]) -> None:
     bare, normed = softmax(logits["no norm"]), softmax(logits["pre-norm"])
     for key, colour in enumerate((BLUE, VERMILLION, GREEN, PURPLE)):
         panel.curve(f"key {key + 1}, no norm", np.stack([SCALES, bare[:, key]], -1), colour)
@@ -166,7 +166,7 @@ def _keys(panel: Panel, logits: dict[str, Floats]) -> None:
     _scale_axis(panel)
 
 
-def _measure(panel: Panel, logits: dict[str, Floats], unit: str, measure: Any) -> None:
+def _measure(panel: SheetPanel, logits: dict[str, Floats], unit: str, measure: Any) -> None:
     for name, (_, colour, dash) in CASES.items():
         values = measure(logits[name])
         panel.curve(name, np.stack([SCALES, values], -1), colour, ls=dash)

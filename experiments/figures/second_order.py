@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.figures.maths import circle
-from experiments.figures.sheet import Panel, Sheet
+from experiments.figures.sheet import Sheet, SheetPanel
 from normjax.errors import UserError
 from normjax.norm_derivatives import Floats
 from normjax.reporting.drawing import Figure
@@ -63,7 +63,7 @@ def second_order_step() -> Figure:
     )
 
 
-def _geometry(panel: Panel) -> None:
+def _geometry(panel: SheetPanel) -> None:
     e = 2.0
     h = np.array([R, 0.0])
     tip, far = np.array([R, e]), np.array([R + e, 0.0])
@@ -86,7 +86,7 @@ def _geometry(panel: Panel) -> None:
     panel.axes.set_yticks([0, 2, 4])
 
 
-def _growth(panel: Panel) -> None:
+def _growth(panel: SheetPanel) -> None:
     panel.curve("along: e", np.stack([STEPS, STEPS], -1), ORANGE)
     panel.curve("across: e²/(2r)", np.stack([STEPS, STEPS**2 / (2 * R)], -1), MUTED,
                 ls=(0, (4, 3)), lw=1.2)  # fmt: skip

@@ -70,14 +70,14 @@ class Sheet:
         """Return the places of panels, as matplotlib's gridspec."""
         return self.canvas.add_gridspec(rows, columns, **ratios)
 
-    def panel(self, place: SubplotSpec, name: str, camera: Camera | None = None) -> Panel:
+    def panel(self, place: SubplotSpec, name: str, camera: Camera | None = None) -> SheetPanel:
         """Return a panel with its name as title."""
         axes = self.canvas.add_subplot(place)
         axes.set_title(name)
         if camera is not None:
             axes.set_aspect("equal")
             axes.set_axis_off()
-        return Panel(axes, name, self.rows, camera)
+        return SheetPanel(axes, name, self.rows, camera)
 
     def figure(self, name: str, title: str, caption: str) -> Figure:
         """Return the finished figure."""
@@ -85,7 +85,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Panel:
+class SheetPanel:
     """One set of axes that records; points are arrays (n, 2), or (n, 3) where it has a camera."""
 
     axes: Axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.figures.maths import circle, normalize
-from experiments.figures.sheet import Camera, Panel, Sheet
+from experiments.figures.sheet import Camera, Sheet, SheetPanel
 from normjax.norm_derivatives import Floats, unit
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GRID, INK, MUTED, ORANGE, VERMILLION
@@ -66,7 +66,7 @@ def _scattered(generator: np.random.Generator, count: int) -> Floats:
 
 
 def _plane(
-    panel: Panel, points: Floats, images: Floats, gain: Floats | None = None, small: int = 0
+    panel: SheetPanel, points: Floats, images: Floats, gain: Floats | None = None, small: int = 0
 ) -> None:
     """Draw points and images over the curve that images of eps = 0 lie on."""
     panel.origin()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.figures.maths import slope
-from experiments.figures.sheet import LOOKS, SHOWN, Panel, Sheet
+from experiments.figures.sheet import LOOKS, SHOWN, Sheet, SheetPanel
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.jacobians.blocks import Parts
 from normjax.norm_derivatives import Floats
@@ -117,7 +117,7 @@ def stream_growth(seed: int = 0) -> Figure:
     return sheet.figure("stream_growth", "How the stream grows with depth", caption)
 
 
-def _pinned(panel: Panel) -> None:
+def _pinned(panel: SheetPanel) -> None:
     depth = np.arange(DEPTH + 1)
     # name: law in words and in numbers, where its label stands and on which side
     laws = {
@@ -137,7 +137,7 @@ def _pinned(panel: Panel) -> None:
     panel.names("sub-layers passed, n", "RMS of the stream")
 
 
-def _random(panel: Panel, seed: int) -> float:
+def _random(panel: SheetPanel, seed: int) -> float:
     """Draw the random decoders; return the exponent p of pre-norm's growth l^p, second half."""
     depth = np.arange(RANDOM_DEPTH + 1)
     seeds = range(seed, seed + SEEDS)

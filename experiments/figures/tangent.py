@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.figures.maths import circle, normalize, orthonormal_to, verified_jacobian
-from experiments.figures.sheet import Camera, Panel, Sheet, circle_in
+from experiments.figures.sheet import Camera, Sheet, SheetPanel, circle_in
 from normjax.norm_derivatives import unit
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE
@@ -49,7 +49,7 @@ def tangent_plane(seed: int = 0) -> Figure:
     return sheet.figure("tangent_plane", "The Jacobian of RMSNorm keeps the tangent", caption)
 
 
-def _plane(panel: Panel, gain: Any, eps: float) -> None:
+def _plane(panel: SheetPanel, gain: Any, eps: float) -> None:
     J, y = verified_jacobian(H, gain, eps), normalize(H, gain, eps)
     u = unit(H)
     t = orthonormal_to(u)[0]
@@ -83,7 +83,7 @@ def _plane(panel: Panel, gain: Any, eps: float) -> None:
     panel.names("first feature", "second feature")
 
 
-def _space(panel: Panel, seed: int) -> None:
+def _space(panel: SheetPanel, seed: int) -> None:
     h = 2.9 * unit(np.array([-0.08, 0.9, 0.45]))
     J, y, u = verified_jacobian(h), normalize(h), unit(h)
     first, second = orthonormal_to(u)

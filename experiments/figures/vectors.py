@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.figures.maths import circle, orthonormal_to, projections
-from experiments.figures.sheet import BEHIND, Panel, Sheet
+from experiments.figures.sheet import BEHIND, Sheet, SheetPanel
 from normjax.norm_derivatives import Floats, unit
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, VERMILLION
@@ -136,7 +136,7 @@ def projection_matrices() -> Figure:
     return sheet.figure("projection_matrices", "Projection matrices acting on the plane", caption)
 
 
-def _draw(panel: Panel, points: Floats, images: Floats, matrix: Floats, colour: str) -> None:
+def _draw(panel: SheetPanel, points: Floats, images: Floats, matrix: Floats, colour: str) -> None:
     panel.origin()
     if np.any(points != images):
         panel.joins(points, images, lw=0.6)

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 
 from experiments.figures.maths import orthonormal_to
-from experiments.figures.sheet import Panel, Sheet
+from experiments.figures.sheet import Sheet, SheetPanel
 from normjax.norm_derivatives import Floats
 from normjax.norms import rms_norm
 from normjax.reporting.drawing import Figure
@@ -83,7 +83,7 @@ def tangent_zoom() -> Figure:
     return sheet.figure("tangent_zoom", "A derivative seen under a magnifying glass", caption)
 
 
-def _parabola(panel: Panel, width: float) -> None:
+def _parabola(panel: SheetPanel, width: float) -> None:
     steps = np.linspace(-width, width, 121)
     curve, line = linearized(square, 1.0, 1.0, steps)
     panel.curve("tangent", np.stack([1 + steps, line], axis=-1), ORANGE, lw=3.0)
@@ -97,7 +97,7 @@ def _parabola(panel: Panel, width: float) -> None:
     _next(panel, 1.0, 1.0, width, 3 * width)
 
 
-def _arc(panel: Panel, width: float) -> None:
+def _arc(panel: SheetPanel, width: float) -> None:
     h, t = 2**0.5 * U, orthonormal_to(U)[0]
     steps = np.linspace(-2.2 * width, 2.2 * width, 161)
     curve, line = linearized(norm, h, t, steps)
@@ -112,7 +112,7 @@ def _arc(panel: Panel, width: float) -> None:
     _next(panel, h[0], h[1], width, width)
 
 
-def _ticks(panel: Panel, x: float, y: float, wide: float, tall: float) -> None:
+def _ticks(panel: SheetPanel, x: float, y: float, wide: float, tall: float) -> None:
     """Show the window about (x, y); ticks say the distance from it."""
     panel.axes.set_xlim(x - wide, x + wide)
     panel.axes.set_ylim(y - tall, y + tall)
@@ -121,7 +121,7 @@ def _ticks(panel: Panel, x: float, y: float, wide: float, tall: float) -> None:
         axis.set_ticks([middle - half, middle, middle + half], names, size=8)
 
 
-def _next(panel: Panel, x: float, y: float, wide: float, tall: float) -> None:
+def _next(panel: SheetPanel, x: float, y: float, wide: float, tall: float) -> None:
     """Draw where the next window lies."""
     if wide > WINDOWS[-1]:
         corner = (x - wide / 10, y - tall / 10)
@@ -130,7 +130,7 @@ def _next(panel: Panel, x: float, y: float, wide: float, tall: float) -> None:
         )
 
 
-def _remainders(panel: Panel) -> None:
+def _remainders(panel: SheetPanel) -> None:
     h, t = 2**0.5 * U, orthonormal_to(U)[0]
     series = (
         ("x²", square, 1.0, 1.0, BLUE, "o", "e² left by the tangent of x²", (30, 8, "right")),

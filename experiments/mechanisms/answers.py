@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from experiments.mechanisms.data import Entry, Mechanisms, Task
+from experiments.mechanisms.data import ArmOnTask, Mechanisms, Task
 from experiments.mechanisms.verdicts import AT_FLOOR, COMPUTES, FAILS, NO_FLOOR, UNRELIABLE
 from normjax.reporting.tables import number
 from normjax.reporting.wording import capital, counted, listed
@@ -112,20 +112,20 @@ def _of_learning(found: Mechanisms) -> str:
     return text
 
 
-def _of(found: Mechanisms, variant: str) -> dict[str, list[Entry]]:
+def _of(found: Mechanisms, variant: str) -> dict[str, list[ArmOnTask]]:
     """Return a variant on all tasks by verdict."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[ArmOnTask]] = {}
     for entry in found.entries:
         if entry.variant == variant:
             groups.setdefault(entry.verdict.kind, []).append(entry)
     return groups
 
 
-def _names(entries: Iterable[Entry]) -> str:
+def _names(entries: Iterable[ArmOnTask]) -> str:
     return listed(entry.task.name for entry in entries)
 
 
-def _counted(entries: Iterable[Entry]) -> str:
+def _counted(entries: Iterable[ArmOnTask]) -> str:
     return listed(f"{entry.task.name} ({entry.verdict.k_of_n} runs)" for entry in entries)
 
 
@@ -231,14 +231,14 @@ REASONS = {
 """What it means that a cell stands below a heading."""
 
 
-def _reason(entry: Entry) -> str:
+def _reason(entry: ArmOnTask) -> str:
     kind = entry.verdict.kind
     if kind in (FAILS, NO_FLOOR):
         return COULD if entry.floor.reached and kind == FAILS else OPEN
     return {AT_FLOOR: CANNOT, UNRELIABLE: CAN}.get(kind, "")
 
 
-def _argument(entry: Entry) -> str:
+def _argument(entry: ArmOnTask) -> str:
     verdict, seen, floor = entry.verdict, entry.evidence, entry.floor
     if verdict.kind == AT_FLOOR:
         return (
@@ -260,7 +260,7 @@ def _argument(entry: Entry) -> str:
     )
 
 
-def _level(entry: Entry) -> str:
+def _level(entry: ArmOnTask) -> str:
     """Say which information's exact optimum the best run ends at, if it is one above the goal."""
     best, margin, optima = entry.evidence.best, entry.task.rule.margin, entry.task.record["optimum"]
     off = {

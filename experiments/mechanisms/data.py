@@ -13,11 +13,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.mechanisms.verdicts import Evidence, Floor, Outcome, Rule, Verdict, evidence, judge
+from experiments.mechanisms.verdicts import (
+    FinalLoss,
+    OwnFloor,
+    Rule,
+    TaskEvidence,
+    TaskVerdict,
+    evidence,
+    judge,
+)
 from normjax.errors import UserError
 from normjax.reporting import explanations, loading, palette
 from normjax.reporting.palette import Look
-from normjax.reporting.results import Results, Run, finite
+from normjax.reporting.results import Results, RunResult, finite
 from normjax.runs import runlog
 
 FORMAT = 1
@@ -28,7 +36,7 @@ VISIBLE = 5e-4
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArmOnTask:
     """One variant on one task.
 
     Attributes:
@@ -43,10 +51,10 @@ class Entry:
 
     task: Task
     variant: str
-    floor: Floor
-    outcomes: tuple[Outcome, ...]
-    verdict: Verdict
-    evidence: Evidence
+    floor: OwnFloor
+    outcomes: tuple[FinalLoss, ...]
+    verdict: TaskVerdict
+    evidence: TaskEvidence
     parameters: int | None
 
     def excess(self, over: float | None) -> float | None:
@@ -107,20 +115,20 @@ class Task:
         return max((run.rates.steps for run in self.results.runs), default=0)
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[ArmOnTask, ...]:
         """One per variant, in the order of the plan."""
         found = []
-        for cell in self.results.cells:
-            floor = Floor(**self.floors[cell.name])
-            runs = [run for run in self.results.runs if run.cell == cell.name]
+        for arm in self.results.arms:
+            floor = OwnFloor(**self.floors[arm.name])
+            runs = [run for run in self.results.runs if run.arm == arm.name]
             outcomes = tuple(_outcome(run, self.sampled.get(run.id)) for run in runs)
             verdict = judge(outcomes, self.optimum, floor, self.rule)
-            found.append(Entry(
-                self, cell.name, floor, outcomes, verdict, evidence(outcomes), cell.parameters
+            found.append(ArmOnTask(
+                self, arm.name, floor, outcomes, verdict, evidence(outcomes), arm.parameters
             ))  # fmt: skip
         return tuple(found)
 
-    def entry(self, variant: str) -> Entry | None:
+    def entry(self, variant: str) -> ArmOnTask | None:
         """Return the entry of a variant, or None."""
         return next((entry for entry in self.entries if entry.variant == variant), None)
 
@@ -154,7 +162,7 @@ class Mechanisms:
     waiting: tuple[str, ...]
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[ArmOnTask, ...]:
         """All variants on all tasks."""
         return tuple(entry for task in self.tasks for entry in task.entries)
 
@@ -203,13 +211,13 @@ def _task(folder: Path, name: str, floors: dict[str, Any], rule: Rule) -> Task:
     return Task(name, record, results, floors, rule, sampled)
 
 
-def _outcome(run: Run, sampled: dict[str, Any] | None) -> Outcome:
+def _outcome(run: RunResult, sampled: dict[str, Any] | None) -> FinalLoss:
     """Return what a run came to, with the standard error of its final loss where it is known."""
     error = None if sampled is None else finite(sampled.get("standard_error"))
-    return Outcome(run.id, run.seed, run.rates.learning_rate, run.outcome, run.final_loss, error)
+    return FinalLoss(run.id, run.seed, run.rates.learning_rate, run.outcome, run.final_loss, error)
 
 
-def plan_record(floors: dict[str, dict[str, Floor]], rule: Rule, **more: Any) -> dict[str, Any]:
+def plan_record(floors: dict[str, dict[str, OwnFloor]], rule: Rule, **more: Any) -> dict[str, Any]:
     """Return mechanisms.json: floors by task and variant, the rule, and what else is to be kept."""
     listed = {
         task: {variant: dataclasses.asdict(floor) for variant, floor in by_variant.items()}

@@ -36,10 +36,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from experiments.ablation import CELLS
+from experiments.ablation import ARMS
 from experiments.mechanisms import data as mechanisms_data
 from experiments.mechanisms import page as its_page
-from experiments.mechanisms.verdicts import Floor, Rule
+from experiments.mechanisms.verdicts import OwnFloor, Rule
 from normjax import configs
 from normjax.configs import field
 from normjax.data import corpora
@@ -73,7 +73,7 @@ class MechanismsConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class MechanismsExperiment:
     """All that the experiment can be told.
 
     Model, training and rates are those of all tasks but for what :data:`SETTINGS` says of one; a
@@ -138,7 +138,7 @@ PRESETS = {
         "model.depth": 1, "model.width": 8, "train.steps": 5, "train.warmup_steps": 1,
         "train.batch_size": 4, "train.evaluate_every": 5,
         "train.evaluation_windows": 8, "train.final_windows": 64,
-        "grid.seeds": 1, "grid.variants": ("full", "no-attention"),
+        "grid.seeds": 1, "grid.arms": ("full", "no-attention"),
     }),
 }  # fmt: skip
 
@@ -150,12 +150,12 @@ _LEARNED = (
 _SHALLOW = "With one block only the bound is claimed, not that it can be reached. "
 
 
-def get_config(preset: str) -> Config:
+def get_config(preset: str) -> MechanismsExperiment:
     """Return the configuration of a preset."""
-    return configs.replace(Config(), PRESETS[preset][1])
+    return configs.replace(MechanismsExperiment(), PRESETS[preset][1])
 
 
-def run(config: Config, preset: str, options: Options) -> Outcome | None:
+def run(config: MechanismsExperiment, preset: str, options: Options) -> Outcome | None:
     """Train what is left of every task's grid, evaluate, judge, draw the page."""
     configs.check(config)
     plans = {name: of_task(config, preset, name) for name in tasks_of(config, preset)}
@@ -163,7 +163,7 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
     if options.dry_run:
         for name, plan in plans.items():
             print(f"task {name}: {plan.train.steps} steps, window {plan.data.window}")
-            runner.carry_out(_question(name, preset), CELLS, plan, options)
+            runner.carry_out(_question(name, preset), ARMS, plan, options)
         return None
     check_workdir(options.workdir)
     with working_in(options) as workdir:
@@ -178,18 +178,18 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
         for name, plan in plans.items():
             inner = dataclasses.replace(options, workdir=workdir / name)
             print(f"task {name}", flush=True)
-            runner.carry_out(_question(name, preset), CELLS, plan, inner)
+            runner.carry_out(_question(name, preset), ARMS, plan, inner)
             rescoring.rescore(inner.workdir, sources[name], plan.train.final_windows)
         page, text, sound = its_page.write(workdir)
     return Outcome(text, page, 0 if sound else 1)
 
 
-def tasks_of(config: Config, preset: str) -> tuple[str, ...]:
+def tasks_of(config: MechanismsExperiment, preset: str) -> tuple[str, ...]:
     """Return the names of the tasks, in the order of the preset."""
     return config.mechanisms.tasks or tuple(SETTINGS[preset])
 
 
-def of_task(config: Config, preset: str, name: str) -> ExperimentConfig:
+def of_task(config: MechanismsExperiment, preset: str, name: str) -> ExperimentConfig:
     """Return the configuration of one task: what the table says, unless a flag says otherwise.
 
     A task that is not among the preset's has the settings of the full preset.
@@ -205,7 +205,9 @@ def of_task(config: Config, preset: str, name: str) -> ExperimentConfig:
     return ExperimentConfig(changed.model, data, changed.train, changed.grid)
 
 
-def check(config: Config, plans: dict[str, ExperimentConfig]) -> dict[str, TaskCorpus]:
+def check(
+    config: MechanismsExperiment, plans: dict[str, ExperimentConfig]
+) -> dict[str, TaskCorpus]:
     """Find out what cannot be run before anything is; return the tasks as corpora.
 
     Raises:
@@ -234,7 +236,7 @@ def check(config: Config, plans: dict[str, ExperimentConfig]) -> dict[str, TaskC
         )
     sources = {}
     for name, plan in plans.items():
-        grid.check(plan, grid.select(CELLS, plan.grid.variants), 1)
+        grid.check(plan, grid.select(ARMS, plan.grid.arms), 1)
         try:
             source = corpora.open_corpus(plan.data)
         except UserError as error:  # the window has another name here
@@ -245,18 +247,18 @@ def check(config: Config, plans: dict[str, ExperimentConfig]) -> dict[str, TaskC
     return sources
 
 
-def floors_of(plan: ExperimentConfig, source: TaskCorpus) -> dict[str, Floor]:
+def floors_of(plan: ExperimentConfig, source: TaskCorpus) -> dict[str, OwnFloor]:
     """Return the floor of every variant for a task."""
     found = {}
-    for cell in grid.select(CELLS, plan.grid.variants):
-        kind = decoder_of(cell.name, plan.model)
+    for arm in grid.select(ARMS, plan.grid.arms):
+        kind = decoder_of(arm.name, plan.model)
         loss, entry = floors.floor(source.task_name, source.task, kind)
         reached, reason = entry.reached, entry.reason
         if plan.model.positions == "learned" and kind in ("full", "no-mlp"):
             reached, reason = False, _LEARNED  # the table speaks of rotary positions
         if plan.model.depth < 2 and kind in ("full", "no-mlp"):
             reached, reason = False, _SHALLOW + reason
-        found[cell.name] = Floor(loss, entry.information, reached, reason)
+        found[arm.name] = OwnFloor(loss, entry.information, reached, reason)
     return found
 
 

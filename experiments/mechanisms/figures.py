@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from experiments.mechanisms.data import Entry, Mechanisms, Task
+from experiments.mechanisms.data import ArmOnTask, Mechanisms, Task
 from experiments.mechanisms.verdicts import AT_FLOOR, COMPUTES, FAILS, NO_FLOOR, NO_RUN, UNRELIABLE
 from normjax.reporting import drawing, pictures
 from normjax.reporting.drawing import Figure
@@ -93,7 +93,7 @@ def _sign(kind: str) -> dict[str, Any]:
             "markerfacecoloralt": "none"}  # fmt: skip
 
 
-def _cell(axes: Axes, column: int, row: int, entry: Entry) -> None:
+def _cell(axes: Axes, column: int, row: int, entry: ArmOnTask) -> None:
     verdict = entry.verdict
     for colour, alpha in ((PANEL, 1.0), (SIGNS[verdict.kind][0], 0.16)):
         box = Rectangle((column + 0.03, row + 0.05), 0.94, 0.9, color=colour, alpha=alpha, lw=0)
@@ -168,9 +168,9 @@ def runs(found: Mechanisms) -> Figure:
 
 
 def _row_of_runs(
-    axes: Axes, y: int, entry: Entry, rates: Sequence[float], right: float, colour: str
+    axes: Axes, y: int, entry: ArmOnTask, rates: Sequence[float], right: float, colour: str
 ) -> None:
-    if entry.apart is not None:
+    if entry.apart is not None and entry.floor.loss is not None:
         axes.plot([entry.floor.loss] * 2, [y - 0.42, y + 0.42], color=MUTED, lw=3, zorder=2)
     for o in entry.outcomes:
         index = rates.index(o.rate)
@@ -186,7 +186,7 @@ def learning(found: Mechanisms) -> Figure | None:
     """Draw validation loss against step at each variant's best rate; None without an evaluation."""
     shown = [
         (entry, run) for entry in found.entries for run in entry.task.results.runs
-        if run.cell == entry.variant and run.rates.learning_rate == entry.evidence.rate
+        if run.arm == entry.variant and run.rates.learning_rate == entry.evidence.rate
     ]  # fmt: skip
     rows = [
         {"task": entry.task.name, "variant": entry.variant, "seed": run.seed,
@@ -218,7 +218,7 @@ def learning(found: Mechanisms) -> Figure | None:
 def _curves(task: Task, rows: Sequence[pictures.Row]) -> Panel:
     """Return a panel whose axis tells the ends apart; the start may lie above it."""
     best = {(e.variant, e.evidence.rate) for e in task.entries}
-    ends = [r.final_loss for r in task.results.runs if (r.cell, r.rates.learning_rate) in best]
+    ends = [r.final_loss for r in task.results.runs if (r.arm, r.rates.learning_rate) in best]
     late = max([task.unigram, *(loss for loss in ends if loss is not None)])
     room = 0.06 * (late - task.optimum) or 0.05
     marks = [(task.optimum, *_OPTIMUM), (task.unigram, *_CONSTANT)]

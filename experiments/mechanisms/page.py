@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from experiments.mechanisms import answers, data, figures
-from experiments.mechanisms.data import Entry, Mechanisms, Task
+from experiments.mechanisms.data import ArmOnTask, Mechanisms, Task
 from experiments.mechanisms.figures import KEYS, SIGNS
 from experiments.mechanisms.verdicts import (
     AT_FLOOR,
@@ -194,21 +194,21 @@ def _separated(found: Mechanisms) -> Section:
 def _evidence(found: Mechanisms) -> Table:
     """Return the table of all that the verdicts rest on: a row for each task and variant."""
 
-    def verdict(e: Entry) -> Markup:
+    def verdict(e: ArmOnTask) -> Markup:
         close = "close: the sampling error decides" if e.verdict.close else ""
         sign = tag("span", SIGNS[e.verdict.kind][3], cls="sign")
         return stacked(sign + KEYS[e.verdict.kind], close)
 
-    def within(e: Entry) -> Markup:
+    def within(e: ArmOnTask) -> Markup:
         more = ((e.evidence.diverged, "diverged"), (e.evidence.unfinished, "not counted"))
         return stacked(e.verdict.k_of_n, *(f"{n} {word}" if n else "" for n, word in more))
 
-    def over_floor(e: Entry) -> Markup:
+    def over_floor(e: ArmOnTask) -> Markup:
         floor = "not known" if e.floor.loss is None else number(e.floor.loss)
         bound = "" if e.floor.reached else ", a bound"
         return stacked(number(e.excess(e.floor.loss), True), floor + bound)
 
-    def at_rate(e: Entry) -> Markup:
+    def at_rate(e: ArmOnTask) -> Markup:
         rate = "–" if e.evidence.rate is None else f"{e.evidence.rate:g}"
         return stacked(f"{number(e.evidence.at_rate.mean)} at {rate}", span(e.evidence.at_rate))
 

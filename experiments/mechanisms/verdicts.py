@@ -61,7 +61,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinalLoss:
     """What one run came to.
 
     Attributes:
@@ -94,7 +94,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Floor:
+class OwnFloor:
     """The best that a variant can do on a task.
 
     Attributes:
@@ -111,7 +111,7 @@ class Floor:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TaskVerdict:
     """What the rule says of one variant on one task.
 
     Attributes:
@@ -125,10 +125,10 @@ class Verdict:
 
     kind: str
     goal: float
-    within: tuple[Outcome, ...]
-    counted: tuple[Outcome, ...]
+    within: tuple[FinalLoss, ...]
+    counted: tuple[FinalLoss, ...]
     close: bool
-    alarms: tuple[Outcome, ...]
+    alarms: tuple[FinalLoss, ...]
 
     @property
     def k_of_n(self) -> str:
@@ -145,7 +145,9 @@ class Verdict:
         }
 
 
-def judge(outcomes: Sequence[Outcome], optimum: float, floor: Floor, rule: Rule) -> Verdict:
+def judge(
+    outcomes: Sequence[FinalLoss], optimum: float, floor: OwnFloor, rule: Rule
+) -> TaskVerdict:
     """Return the verdict on the runs of one variant on one task.
 
     Args:
@@ -154,8 +156,8 @@ def judge(outcomes: Sequence[Outcome], optimum: float, floor: Floor, rule: Rule)
         floor: of the variant.
         rule: margin and standard errors.
 
-    >>> runs = [Outcome("a", 0, 1e-3, FINISHED, 0.51, 0.002)]
-    >>> judge(runs, 0.5, Floor(0.5, "full", True, ""), Rule()).kind
+    >>> runs = [FinalLoss("a", 0, 1e-3, FINISHED, 0.51, 0.002)]
+    >>> judge(runs, 0.5, OwnFloor(0.5, "full", True, ""), Rule()).kind
     'computes'
     """
     counted = tuple(outcome for outcome in outcomes if outcome.counts)
@@ -171,7 +173,7 @@ def judge(outcomes: Sequence[Outcome], optimum: float, floor: Floor, rule: Rule)
         errors: _kind(len(within), len(counted), apart, known) for errors, within in inside.items()
     }
     alarms = tuple(o for o in counted if o.reach(rule.alarm) < bound - rule.rounding)
-    return Verdict(
+    return TaskVerdict(
         kinds[rule.errors], goal, inside[rule.errors], counted,
         len(set(kinds.values())) > 1, alarms,
     )  # fmt: skip
@@ -188,7 +190,7 @@ def _kind(within: int, counted: int, apart: bool, known: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class TaskEvidence:
     """Final losses of the finished runs of a cell.
 
     Attributes:
@@ -212,14 +214,14 @@ class Evidence:
     unfinished: int
 
 
-def evidence(outcomes: Sequence[Outcome]) -> Evidence:
+def evidence(outcomes: Sequence[FinalLoss]) -> TaskEvidence:
     """Return what the verdict rests on.
 
     Rates are compared by the mean of their finished runs, after the number of those that diverged:
     a rate at which one seed diverges is not the best because the others do well.
     """
     losses = sorted(o.loss for o in outcomes if o.counts and o.loss is not None)
-    by_rate: dict[float, list[Outcome]] = {}
+    by_rate: dict[float, list[FinalLoss]] = {}
     for outcome in outcomes:
         if outcome.counts:
             by_rate.setdefault(outcome.rate, []).append(outcome)
@@ -230,7 +232,7 @@ def evidence(outcomes: Sequence[Outcome]) -> Evidence:
             ranked.append((len(runs) - len(values), math.fsum(values) / len(values), rate, values))
     _, _, rate, values = min(ranked, default=(0, 0.0, None, []))
     n = len(losses)
-    return Evidence(
+    return TaskEvidence(
         best=losses[0] if losses else None,
         median=(losses[(n - 1) // 2] + losses[n // 2]) / 2 if losses else None,
         worst=losses[-1] if losses else None,

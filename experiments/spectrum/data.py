@@ -18,7 +18,7 @@ GAINS = ("rr", "rt", "tr", "tt", "cosine")
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class SurveyPoint:
     """One decoder of the survey: its entry in ``survey.json`` and its arrays.
 
     The arrays are those of :class:`experiments.spectrum.measured.Measured`.
@@ -79,7 +79,7 @@ class Survey:
     """
 
     record: dict[str, Any]
-    points: tuple[Point, ...]
+    points: tuple[SurveyPoint, ...]
 
     @property
     def series(self) -> list[str]:
@@ -92,7 +92,7 @@ class Survey:
         own = {p.series: c for p in self.points if (c := p.entry.get("colour"))}
         return palette.looks(self.series, self.series[0], own)
 
-    def main(self, series: str, step: int | None = None) -> list[Point]:
+    def main(self, series: str, step: int | None = None) -> list[SurveyPoint]:
         """Return the points of a series that were looked at in full, at a step or at all."""
         return [
             p for p in self.points
@@ -103,9 +103,9 @@ class Survey:
         """Return the training steps at which a series was looked at in full."""
         return sorted({p.step for p in self.main(series)})
 
-    def initialized(self, series: str) -> dict[int, list[Point]]:
+    def initialized(self, series: str) -> dict[int, list[SurveyPoint]]:
         """Return the points at initialization by depth."""
-        found: dict[int, list[Point]] = {}
+        found: dict[int, list[SurveyPoint]] = {}
         for point in self.points:
             if point.measured and point.series == series and point.step == 0:
                 found.setdefault(point.depth, []).append(point)
@@ -136,7 +136,7 @@ def read_survey(workdir: Path) -> Survey:
     for number, entry in enumerate(record.pop("conditions")):
         head = f"{number}/"
         own = {k.removeprefix(head): v for k, v in arrays.items() if k.startswith(head)}
-        points.append(Point(entry, own))
+        points.append(SurveyPoint(entry, own))
     return Survey(record, tuple(points))
 
 
@@ -149,7 +149,7 @@ def rows(survey: Survey) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _row(point: Point, block: int, p: int) -> dict[str, Any]:
+def _row(point: SurveyPoint, block: int, p: int) -> dict[str, Any]:
     """Return the row of a block, or of the stack, 0, at a position."""
     a, part = point.arrays, f"block {block}" if block else "stack"
     rms, i = np.sqrt(a["mean_square"][:, :, p]), block - 1

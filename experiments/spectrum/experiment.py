@@ -47,7 +47,7 @@ from normjax.placements import PLACEMENTS
 from normjax.reporting.wording import counted
 from normjax.runs import provenance, runner
 from normjax.runs.experiment import Options, Outcome, working_in
-from normjax.runs.grid import MAX_SEEDS, Cell, ExperimentConfig, GridConfig, Question
+from normjax.runs.grid import MAX_SEEDS, Arm, ExperimentConfig, GridConfig, Question
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
 from normjax.training.trained import TrainedRun, run_folders
@@ -73,7 +73,7 @@ class SpectrumConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class SpectrumExperiment:
     """All that the experiment can be told."""
 
     model: DecoderConfig = DecoderConfig(width=64)
@@ -103,12 +103,12 @@ PRESETS = {
 }  # fmt: skip
 
 
-def get_config(preset: str) -> Config:
+def get_config(preset: str) -> SpectrumExperiment:
     """Return the configuration of a preset."""
-    return configs.replace(Config(), PRESETS[preset][1])
+    return configs.replace(SpectrumExperiment(), PRESETS[preset][1])
 
 
-def run(config: Config, preset: str, options: Options) -> Outcome | None:
+def run(config: SpectrumExperiment, preset: str, options: Options) -> Outcome | None:
     """Train what is to be measured, measure it, draw the page."""
     check(config)
     names = config.spectrum.placements or tuple(PLACEMENTS)
@@ -139,7 +139,7 @@ def run(config: Config, preset: str, options: Options) -> Outcome | None:
     return Outcome(text, page)
 
 
-def check(config: Config) -> None:
+def check(config: SpectrumExperiment) -> None:
     """Raise :class:`UserError` for what cannot be measured, naming field, value and fix."""
     configs.check(config)
     s = config.spectrum
@@ -159,7 +159,7 @@ def check(config: Config) -> None:
     decoder_config.check(config.model)
 
 
-def _plan(config: Config, names: tuple[str, ...], folders: list[Path]) -> str:
+def _plan(config: SpectrumExperiment, names: tuple[str, ...], folders: list[Path]) -> str:
     s = config.spectrum
     lines = [f"run folder {folder}" for folder in folders]
     if not folders and config.train.steps:
@@ -175,7 +175,9 @@ def _plan(config: Config, names: tuple[str, ...], folders: list[Path]) -> str:
     return "\n".join(lines)
 
 
-def _train(config: Config, names: tuple[str, ...], preset: str, options: Options) -> None:
+def _train(
+    config: SpectrumExperiment, names: tuple[str, ...], preset: str, options: Options
+) -> None:
     """Train one run per placement and seed in a workdir of its own inside the experiment's."""
     question = Question(
         "spectrum", preset, "Runs for the survey of spectra",
@@ -183,18 +185,18 @@ def _train(config: Config, names: tuple[str, ...], preset: str, options: Options
         "All of them learn; the loss is not what this experiment is about.", names[0],
     )  # fmt: skip
     rows = {name: PLACEMENTS[name] for name in names}
-    cells = [
-        Cell(name, row.title, row.source, {"model.placement": name}, colour=row.colour)
+    arms = [
+        Arm(name, row.title, row.source, {"model.placement": name}, colour=row.colour)
         for name, row in rows.items()
     ]
     whole = ExperimentConfig(
         config.model, config.data, config.train, GridConfig(seeds=config.spectrum.seeds)
     )
     inner = dataclasses.replace(options, workdir=options.workdir / "training")
-    runner.carry_out(question, cells, whole, inner)
+    runner.carry_out(question, arms, whole, inner)
 
 
-def _of_runs(config: Config, folders: list[Path]) -> Iterator[Condition]:
+def _of_runs(config: SpectrumExperiment, folders: list[Path]) -> Iterator[Condition]:
     """Yield the initialization and every kept checkpoint of the runs."""
     s = config.spectrum
     for folder in folders:
@@ -207,13 +209,15 @@ def _of_runs(config: Config, folders: list[Path]) -> Iterator[Condition]:
             )
         for step in opened.steps:
             yield Condition(
-                opened.cell, int(opened.hyper.seed), step,
+                opened.arm, int(opened.hyper.seed), step,
                 lambda opened=opened, step=step: opened.parts(step), tokens,
                 main=True, run=str(folder),
             )  # fmt: skip
 
 
-def _over_depth(config: Config, names: tuple[str, ...], corpus: AnyCorpus) -> Iterator[Condition]:
+def _over_depth(
+    config: SpectrumExperiment, names: tuple[str, ...], corpus: AnyCorpus
+) -> Iterator[Condition]:
     """Yield initializations of every placement at every depth."""
     s = config.spectrum
     tokens = corpus.evaluation_set(config.data.window, s.sequences)[0]
@@ -232,7 +236,9 @@ def _over_depth(config: Config, names: tuple[str, ...], corpus: AnyCorpus) -> It
                 )  # fmt: skip
 
 
-def _initialized(config: Config, model: DecoderConfig, corpus: AnyCorpus, seed: int) -> Parts:
+def _initialized(
+    config: SpectrumExperiment, model: DecoderConfig, corpus: AnyCorpus, seed: int
+) -> Parts:
     made = Decoder(model, corpus.vocabulary_size, config.data.window)
     hyper = Hyper(np.uint32(seed), *(np.float32(x) for x in (1, 0, config.train.init_scale)))
     state = jax.jit(lambda: train.init_state(made, config.train, hyper))()

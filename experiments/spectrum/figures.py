@@ -11,14 +11,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from experiments.spectrum.data import Point, Survey
+from experiments.spectrum.data import Survey, SurveyPoint
 from normjax.reporting import drawing, pictures
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import INK, MUTED, Look
 from normjax.reporting.pictures import Axis, Panel, Row, by
 from normjax.reporting.wording import counted
 
-Quantity = Callable[[Point], np.ndarray]
+Quantity = Callable[[SurveyPoint], np.ndarray]
 """A point to (L, n) values: n of them for every block."""
 BINS = 32
 GAIN_TITLES = {
@@ -99,7 +99,7 @@ def _profiles(
         [Panel(own, title, y=Axis("median", scale="log"))
          for title, own in by(rows, "panel").items()],
         survey.looks,
-        Axis("block", "block", "steps", (0.7, max(row["block"] for row in rows) + 0.3)),
+        Axis("block", "block", "steps", (0.7, max(float(row["block"]) for row in rows) + 0.3)),
         Axis("median", label), height=0.7 + 2.5 * math.ceil(len(panels) / 2), columns=2,
         series="series", band=("low", "high"),
     )  # fmt: skip
@@ -140,7 +140,7 @@ def depths(survey: Survey) -> Figure | None:
     )  # fmt: skip
 
 
-def _theory(points: Sequence[Point], key: str) -> float | None:
+def _theory(points: Sequence[SurveyPoint], key: str) -> float | None:
     law = next((law for p in points if (law := p.law("stack")) is not None), None)
     if law is None or law[0]["log_high"] is None or law[0][key] is None:
         return None
@@ -283,7 +283,7 @@ def stacks(survey: Survey) -> Figure | None:
     )  # fmt: skip
 
 
-def _histogram(panel: Axes, points: Sequence[Point], part: str, look: Look) -> Iterable[Row]:
+def _histogram(panel: Axes, points: Sequence[SurveyPoint], part: str, look: Look) -> Iterable[Row]:
     """Draw the singular values of a part over all seeds and sequences; return what was drawn."""
     law = points[0].law(part)
     reference = law[0]["log_rms"] if law is not None else None

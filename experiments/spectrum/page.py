@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.spectrum import data, figures
-from experiments.spectrum.data import Point, Survey
+from experiments.spectrum.data import Survey, SurveyPoint
 from normjax.reporting import html, report, tables
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import Page, Section, details, muted
@@ -110,7 +110,7 @@ class Stack(NamedTuple):
     """The points of a series at a step, and the log singular values of their stacks."""
 
     series: str
-    points: list[Point]
+    points: list[SurveyPoint]
     logs: np.ndarray
     raw: np.ndarray
 
@@ -150,17 +150,17 @@ def _laws(survey: Survey) -> str:
         for part, law in point.entry.get("laws", {}).items()
     ]  # fmt: skip
 
-    def measured(row: tuple[Point, str, dict[str, Any]]) -> str:
+    def measured(row: tuple[SurveyPoint, str, dict[str, Any]]) -> str:
         logs = row[0].logs(row[1])
         return f"{_g(np.exp(logs.min()))} to {_g(np.exp(logs.max()))}"
 
-    def theory(row: tuple[Point, str, dict[str, Any]]) -> str | None:
+    def theory(row: tuple[SurveyPoint, str, dict[str, Any]]) -> str | None:
         low, high = row[2]["log_low"], row[2]["log_high"]
         if high is None:
             return None
         return f"{'0' if low is None else _g(math.exp(low))} to {_g(math.exp(high))}"
 
-    def assumed(row: tuple[Point, str, dict[str, Any]]) -> str:
+    def assumed(row: tuple[SurveyPoint, str, dict[str, Any]]) -> str:
         return details(f"{row[2]['assumption'][:40]}…", row[2]["assumption"])
 
     return Table([
@@ -212,16 +212,16 @@ def findings(survey: Survey) -> list[str]:
     ]  # fmt: skip
 
 
-def _initial(survey: Survey) -> dict[str, list[Point]]:
+def _initial(survey: Survey) -> dict[str, list[SurveyPoint]]:
     found = {name: survey.main(name, 0) for name in survey.series}
     return {name: points for name, points in found.items() if points}
 
 
-def _logs(points: Sequence[Point]) -> np.ndarray:
+def _logs(points: Sequence[SurveyPoint]) -> np.ndarray:
     return np.concatenate([p.log_deflated() for p in points])
 
 
-def _span(points: Sequence[Point]) -> float:
+def _span(points: Sequence[SurveyPoint]) -> float:
     """Return the powers of ten from the smallest to the largest singular value of the stack."""
     logs = _logs(points)
     return float(np.median(logs[:, 0] - logs[:, -1]) / math.log(10))

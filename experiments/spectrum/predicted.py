@@ -15,7 +15,7 @@ from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.norm_derivatives import Floats
 from normjax.theory.matrix_products import ProductLaw
-from normjax.theory.sublayer_theory import Prediction, predict
+from normjax.theory.sublayer_theory import PredictedLaw, predict
 
 POINTS = 81
 SPAN = 9.0
@@ -78,7 +78,7 @@ def predicted_mean_squares(parts: Parts, position: int, mean_square: float) -> l
 
 def _chain(
     parts: Parts, blocks: range, position: int, mean_square: float
-) -> tuple[list[Prediction], list[float]]:
+) -> tuple[list[PredictedLaw], list[float]]:
     predictions, sizes = [], [mean_square]
     for block in blocks:
         for name in parts.sublayer_names:
@@ -128,5 +128,5 @@ def overlay(
     return dataclasses.replace(made, log_s=log_s, log_density=np.pad(inside, 1))
 
 
-def _product(predictions: list[Prediction]) -> ProductLaw:
+def _product(predictions: list[PredictedLaw]) -> ProductLaw:
     return ProductLaw([p.law for p in predictions if p.law is not None])

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normjax.diagnostics.log import read_signals
+from normjax.diagnostics.log import read_diagnostics
 from normjax.reporting import explanations, loading, palette, rank_correlation, statistics
 from normjax.reporting.palette import Look
-from normjax.reporting.results import DIVERGED, UNFINISHED, Results, Run
+from normjax.reporting.results import DIVERGED, UNFINISHED, Results, RunResult
 from normjax.reporting.statistics import Estimate
 from normjax.runs import runlog
 
@@ -29,7 +29,7 @@ STUCK = 0.05
 NEAR = 0.1
 """A learning rate works if the loss stays within so many nats of the best rate's."""
 EARLY = 0.01
-"""Signals of this first part of the steps count as known beforehand."""
+"""Diagnostics of this first part of the steps count as known beforehand."""
 TRAINS, IS_STUCK, DIVERGES, OPEN = "trains", "stuck", "diverged", "unfinished"
 SAMPLES = 400
 
@@ -54,7 +54,7 @@ class Trial:
       loss: final validation loss; infinite where it diverged, None where it is not finished.
       start: validation loss at initialization.
       folder: of the run.
-      verdict: on its signals as it lies in the folder, empty without one.
+      verdict: on its diagnostics as it lies in the folder, empty without one.
     """
 
     place: Place
@@ -73,7 +73,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MapCell:
     """All seeds of one place and rate."""
 
     place: Place
@@ -141,16 +141,16 @@ class Stability:
             groups.setdefault((trial.place, trial.rate), []).append(trial)
         return groups
 
-    def cell(self, place: Place, rate: float) -> Cell:
+    def cell(self, place: Place, rate: float) -> MapCell:
         """Return the runs of one place and rate."""
-        return Cell(place, rate, tuple(self._runs.get((place, rate), ())))
+        return MapCell(place, rate, tuple(self._runs.get((place, rate), ())))
 
-    def cells(self, *places: Place) -> list[Cell]:
+    def cells(self, *places: Place) -> list[MapCell]:
         """Return the cells of places that have runs, by learning rate."""
         found = (self.cell(place, rate) for place in places for rate in self.rates)
         return [cell for cell in found if cell.trials]
 
-    def best(self, place: Place) -> Cell | None:
+    def best(self, place: Place) -> MapCell | None:
         """Return the cell with the lowest mean loss among those none of whose runs diverged."""
         whole = [
             c for c in self.cells(place)
@@ -199,22 +199,22 @@ def read_stability(workdir: Path) -> Stability:
     """
     results = loading.load(workdir)
     usual = int(results.plan.get("config", {}).get("train", {}).get("warmup_steps", 0))
-    cells = {cell.name: cell for cell in results.cells}
+    arms = {arm.name: arm for arm in results.arms}
     unigram = results.reference("unigram")
     trials = []
     for run in results.runs:
-        cell = cells[run.cell]
-        changes = cell.changes
+        arm = arms[run.arm]
+        changes = arm.changes
         place = Place(
-            cell.series.split(",")[0],
-            int(changes.get("model.depth", cell.x or 0)),
+            arm.series.split(",")[0],
+            int(changes.get("model.depth", arm.x or 0)),
             int(changes.get("train.warmup_steps", usual)),
         )
         trials.append(_trial(results, run, place, unigram))
     return Stability(results, tuple(trials))
 
 
-def _trial(results: Results, run: Run, place: Place, unigram: float | None) -> Trial:
+def _trial(results: Results, run: RunResult, place: Place, unigram: float | None) -> Trial:
     start = run.evaluations[0].get("validation/loss") if run.evaluations else None
     folder = runlog.run_folder(results.workdir, run.id)
     loss: float | None = run.final_loss
@@ -236,7 +236,7 @@ class Predictor:
     """A number known early and how well it orders the outcomes.
 
     Attributes:
-      name: the signal and how its layers became one number.
+      name: the diagnostic and how its layers became one number.
       when: "at initialization" or "in the first 1 % of steps".
       value: Spearman's correlation with the final loss over all runs (diverged ones last).
       low, high: its 95 % bootstrap interval over the cells of the grid.
@@ -261,9 +261,9 @@ REDUCTIONS: dict[str, Callable[[np.ndarray], float]] = {
 
 
 def predictors(stability: Stability) -> list[Predictor]:
-    """Return every early signal with its rank correlation, the strongest first.
+    """Return every early diagnostic with its rank correlation, the strongest first.
 
-    Signals of each parameter and norm are taken together, by their largest and smallest value.
+    Diagnostics of each parameter and norm are taken together, by their largest and smallest value.
     """
     finished = [t for t in stability.trials if t.loss is not None]
     steps = {t.folder: t for t in finished}
@@ -289,10 +289,10 @@ def predictors(stability: Stability) -> list[Predictor]:
 
 
 def _early(folder: Path, results: Results) -> Iterable[tuple[tuple[str, str], float]]:
-    """Yield (name, when) and one number for every signal sampled early enough."""
+    """Yield (name, when) and one number for every diagnostic sampled early enough."""
     total = int(results.plan.get("config", {}).get("train", {}).get("steps", 0))
     limit = max(1, int(EARLY * total))
-    sampled = [(step, values) for step, values in read_signals(folder) if step <= limit]
+    sampled = [(step, values) for step, values in read_diagnostics(folder) if step <= limit]
     for when, picked in (
         ("at initialization", [v for step, v in sampled if step == 0]),
         ("in the first 1 % of steps", [v for step, v in sampled if step > 0][-1:]),
@@ -312,7 +312,7 @@ def _early(folder: Path, results: Results) -> Iterable[tuple[tuple[str, str], fl
 
 
 def _grouped(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Join the signals that come one per parameter or norm."""
+    """Join the diagnostics that come one per parameter or norm."""
     joined: dict[str, list[np.ndarray]] = {}
     for name, array in values.items():
         joined.setdefault(name.split("[")[0], []).append(np.asarray(array, float))

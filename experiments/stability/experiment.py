@@ -2,7 +2,7 @@
 
 Question: over depth, peak learning rate and warm-up, where does a decoder train with its norm
 before the branch, behind the addition, nowhere, or without a residual path; how much does it cost
-not to know the best rate; and which signal measured at the start tells the outcome?
+not to know the best rate; and which diagnostic measured at the start tells the outcome?
 
 Hypothesis: removing the residual path hurts more than removing every norm, the more so the deeper;
 without norms a shallow decoder trains at moderate rates; pre-norm forgives a wrong rate more than
@@ -17,8 +17,8 @@ Result (default, 160 runs of 100 steps on the plays): removing the residual path
 2 blocks and at 6, each variant at its best rate and warm-up; removing every norm costs -0.02 and
 +0.01, but only 3 of 10 cells of rate and warm-up train then at either depth, against 6 and 7 with
 pre-norm, and only without norms do runs diverge. Post-norm ends 0.01 and 0.22 nats behind pre-norm.
-The early signal that orders the outcomes best is the smallest cosine of branch and stream in the
-first 1 % of steps, rank correlation -0.38 (-0.55 to -0.18): no early signal tells much here.
+The early diagnostic that orders the outcomes best is the smallest cosine of branch and stream in
+the first 1 % of steps, rank correlation -0.38 (-0.55 to -0.18): none of them tells much here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from normjax.reporting import palette
 from normjax.reporting.wording import counted
 from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
-from normjax.runs.grid import Axis, Cell, ExperimentConfig, GridConfig, Question
+from normjax.runs.grid import Arm, ExperimentConfig, GridConfig, Question, SweepAxis
 from normjax.training.train import MAX_STEPS, TrainConfig
 
 SCANNED_FROM = 8
@@ -59,14 +59,14 @@ class StabilityConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class StabilityExperiment:
     """All that the experiment can be told."""
 
     model: DecoderConfig = DecoderConfig(width=32, heads=2)
     data: DataConfig = DataConfig(window=32)
     train: TrainConfig = TrainConfig(
         steps=100, warmup_steps=25, batch_size=8, evaluate_every=50, evaluation_windows=64,
-        final_windows=128, signals="on", signal_points=4, patience=10,
+        final_windows=128, diagnostics="on", diagnostic_points=4, patience=10,
     )  # fmt: skip
     grid: GridConfig = part(
         GridConfig(seeds=2, learning_rates=(1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256)),
@@ -78,7 +78,7 @@ class Config:
 FULL = {
     "model.width": 64, "model.heads": 4, "train.steps": 300, "train.warmup_steps": 100,
     "train.batch_size": 16, "data.window": 64, "train.evaluate_every": 100,
-    "train.final_windows": 512, "train.signal_points": 6, "grid.seeds": 3,
+    "train.final_windows": 512, "train.diagnostic_points": 6, "grid.seeds": 3,
     "grid.learning_rates": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
     "stability.placements": (*ARMS, "sandwich", "branch_output", "deepnorm"),
     "stability.depths": (2, 4, 8, 16), "stability.warmups": (0, 100),
@@ -97,13 +97,13 @@ PRESETS = {
 }  # fmt: skip
 
 
-def get_config(preset: str) -> Config:
+def get_config(preset: str) -> StabilityExperiment:
     """Return the configuration of a preset."""
-    return configs.replace(Config(), PRESETS[preset][1])
+    return configs.replace(StabilityExperiment(), PRESETS[preset][1])
 
 
-def cells(config: Config) -> list[Cell]:
-    """Return one cell per placement, depth and warm-up."""
+def arms(config: StabilityExperiment) -> list[Arm]:
+    """Return one arm per placement, depth and warm-up."""
     s = config.stability
     check(config)
     found = []
@@ -121,7 +121,7 @@ def cells(config: Config) -> list[Cell]:
                     "train.warmup_steps": warmup,
                 }  # fmt: skip
                 size = counted(depth, "block")
-                found.append(Cell(
+                found.append(Arm(
                     f"{name}-{depth}-w{warmup}", f"{title}, {size}, {words}", f"{size}, {words}.",
                     changes, f"{name}, {words}", depth,
                     palette.VERMILLION if removed else row.colour,
@@ -129,7 +129,7 @@ def cells(config: Config) -> list[Cell]:
     return found
 
 
-def check(config: Config) -> None:
+def check(config: StabilityExperiment) -> None:
     """Raise :class:`UserError` for a map that cannot be drawn, naming field, value and fix."""
     configs.check(config)
     for warmup in config.stability.warmups:
@@ -140,25 +140,25 @@ def check(config: Config) -> None:
             )
 
 
-def run(config: Config, preset: str, options: Options) -> Outcome | None:
+def run(config: StabilityExperiment, preset: str, options: Options) -> Outcome | None:
     """Train what is left of the map and write its page beside the grid's own report."""
     question = Question(
         experiment="stability", preset=preset, title="Where each placement trains",
         question=(
             "Over depth, peak learning rate and warm-up: where does a decoder train with its norm"
             " before the branch, behind the addition, nowhere, or without a residual path? How much"
-            " does it cost not to know the best rate? Which early signal tells the outcome?"
+            " does it cost not to know the best rate? Which early diagnostic tells the outcome?"
         ),
         hypothesis=(
             "Removing the residual path hurts more than removing every norm, the more so the"
             " deeper. Without norms a shallow decoder trains at moderate rates. Pre-norm forgives a"
             " wrong rate more than post-norm, and warm-up narrows the difference."
         ),
-        baseline=cells(config)[0].series,
-        x=Axis("depth", "depth (blocks)", "log2"),
+        baseline=arms(config)[0].series,
+        x=SweepAxis("depth", "depth (blocks)", "log2"),
     )  # fmt: skip
     whole = ExperimentConfig(config.model, config.data, config.train, config.grid)
-    outcome = runner.carry_out(question, cells(config), whole, options)
+    outcome = runner.carry_out(question, arms(config), whole, options)
     if outcome is None:
         return None
     page, text = its_page.write(options.workdir)

@@ -12,7 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
-from experiments.stability.data import DIVERGES, IS_STUCK, OPEN, Cell, Place, Predictor, Stability
+from experiments.stability.data import (
+    DIVERGES,
+    IS_STUCK,
+    OPEN,
+    MapCell,
+    Place,
+    Predictor,
+    Stability,
+)
 from normjax.reporting import drawing, pictures
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import INK, Look
@@ -40,7 +48,7 @@ def in_words(warmup: int) -> str:
     return f"warm-up {warmup}" if warmup else "no warm-up"
 
 
-def _columns(cell: Cell) -> Row:
+def _columns(cell: MapCell) -> Row:
     """Return the first columns of a row."""
     return {"series": cell.place.series, "warmup": cell.place.warmup, "depth": cell.place.depth,
             "learning_rate": cell.rate, "loss": cell.loss.mean}  # fmt: skip
@@ -110,7 +118,7 @@ def _row_of_cells(
             panel.plot(left + 0.5, row + 0.5, marker="o", mfc="none", mec=ink, ms=5, mew=1.1)
 
 
-def _letters(cell: Cell) -> str:
+def _letters(cell: MapCell) -> str:
     counts = {mark: cell.count(x) for mark, x in (("D", DIVERGES), ("S", IS_STUCK), ("·", OPEN))}
     return " ".join(k if n == len(cell.trials) else f"{k}{n}" for k, n in counts.items() if n)
 
@@ -139,7 +147,10 @@ def curves(stability: Stability) -> Figure | None:
         row if c.loss.n > 2 else {**row, "low": None, "high": None}
         for row, c in zip(rows, cells, strict=True)
     ), lambda row: (row["warmup"], row["depth"]))  # fmt: skip
-    unigram, losses = stability.results.reference("unigram"), [row["loss"] for row in rows]
+    unigram, losses = (
+        stability.results.reference("unigram"),
+        [float(row["loss"] or 0.0) for row in rows],
+    )
     label = f"final validation loss (nats per {stability.results.unit})"
     canvas = pictures.lines(
         [Panel(drawn.get((w, d), []), f"{counted(d, 'block')}, {in_words(w)}")

@@ -47,7 +47,7 @@ PREDICTORS = Table([
     view("Rank correlation", lambda p: number(p.value, True, 2), "n"),
     view("95 % interval", lambda p: f"{number(p.low, True, 2)} to {number(p.high, True, 2)}", "n"),
     view("Within one rate", lambda p: number(p.within, True, 2), "n"),
-], empty="Too few finished runs with signals.")  # fmt: skip
+], empty="Too few finished runs with diagnostics.")  # fmt: skip
 VERDICTS = Table([
     view("Run", lambda t: tag("code", t.folder.name), "id"),
     view("Verdict", lambda t: t.state, "name"),
@@ -108,9 +108,9 @@ def render(
             " rates: compare within a page. A variant that trains at no rate is insensitive too,"
             " and no better for it.",
             "<b>Early predictors.</b> Numbers at initialization or in the first {early:g} % of the"
-            " steps; one number per run and signal: the largest or smallest over layers, heads and"
-            " parameters, or the last layer over the first. Spearman's correlation with the final"
-            " loss, diverged runs last. Many were tried, so the strongest is flattered; its"
+            " steps; one number per run and diagnostic: the largest or smallest over layers, heads"
+            " and parameters, or the last layer over the first. Spearman's correlation with the"
+            " final loss, diverged runs last. Many were tried, so the strongest is flattered; its"
             " interval is not corrected for that.",
             "<b>What varies.</b> Few seeds, one text, small models and a short training: a map of"
             " this size, not a law.",
@@ -296,7 +296,7 @@ def _sensitivity(stability: Stability) -> str:
 
 
 def _judged(stability: Stability) -> str:
-    """Say how the verdicts on the signals go with the outcomes."""
+    """Say how the verdicts on the diagnostics go with the outcomes."""
     counts: dict[str, list[int]] = {}
     for trial in stability.trials:
         if trial.state not in ("", "unknown") and trial.outcome != OPEN:
@@ -307,16 +307,16 @@ def _judged(stability: Stability) -> str:
         return ""
     order = ("well behaved", "drifting", "unstable", "diverged")
     parts = [f"{counts[s][0]} of {counts[s][1]} {s}" for s in order if s in counts]
-    return f"By the verdict on their signals, so many runs train: {listed(parts)}."
+    return f"By the verdict on their diagnostics, so many runs train: {listed(parts)}."
 
 
 def _predicted(found: Sequence[Predictor]) -> str:
-    signals = [p for p in found if p.when != "set by the grid"]
-    if not signals:
+    diagnostics = [p for p in found if p.when != "set by the grid"]
+    if not diagnostics:
         return ""
-    best = signals[0]
+    best = diagnostics[0]
     text = (
-        f"Of the signals known early, {best.name} {best.when} orders the outcomes best: rank"
+        f"Of the diagnostics known early, {best.name} {best.when} orders the outcomes best: rank"
         f" correlation {number(best.value, True, 2)}"
         f" ({number(best.low, True, 2)} to {number(best.high, True, 2)})."
     )
@@ -324,7 +324,9 @@ def _predicted(found: Sequence[Predictor]) -> str:
     if rate is not None:
         text += f" The learning rate alone gives {number(rate.value, True, 2)}."
     inside = max(
-        (p for p in signals if p.within is not None), key=lambda p: abs(p.within or 0), default=None
+        (p for p in diagnostics if p.within is not None),
+        key=lambda p: abs(p.within or 0),
+        default=None,
     )
     if inside is not None:
         text += (

@@ -24,7 +24,7 @@ from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.vocabulary import VOCABULARIES, Vocabulary
 from normjax.data.windows import batches, evaluation_windows
 from normjax.errors import UserError
-from normjax.registry import Table
+from normjax.registry import Registry
 
 MAX_WINDOW = 2**20
 
@@ -268,7 +268,7 @@ def _identified(texts: tuple[str, str], name: str, description: str) -> Source:
     return Source(name, description, " ".join(_sha256(t) for t in texts), lambda: texts)
 
 
-CORPORA: Table[Callable[[DataConfig], Source]] = Table("corpus", {"plays": _plays})
+CORPORA: Registry[Callable[[DataConfig], Source]] = Registry("corpus", {"plays": _plays})
 """The texts that have names of their own."""
 
 
@@ -286,12 +286,14 @@ def _divided(config: DataConfig, name: str, what: str, text: str) -> Source:
     )
 
 
-def _encode(kind: str, train: str, validation: str) -> token_cache.Entry:
+def _encode(kind: str, train: str, validation: str) -> token_cache.CacheEntry:
     vocabulary = Vocabulary.of(kind, train, validation)
-    return token_cache.Entry(vocabulary, vocabulary.encode(train), vocabulary.encode(validation))
+    return token_cache.CacheEntry(
+        vocabulary, vocabulary.encode(train), vocabulary.encode(validation)
+    )
 
 
-def _check_lengths(config: DataConfig, entry: token_cache.Entry) -> None:
+def _check_lengths(config: DataConfig, entry: token_cache.CacheEntry) -> None:
     for part, tokens in (("training", entry.train), ("validation", entry.validation)):
         if len(tokens) < config.window + 1:
             raise UserError(

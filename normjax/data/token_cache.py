@@ -22,7 +22,7 @@ HASHED_BYTES = 64 << 20  # arrays up to this size are hashed when read back, lar
 _PARTS = ("train", "validation")
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """What is stored: the vocabulary and the tokens, (N,) and (M,) unsigned integers."""
 
     vocabulary: Vocabulary
@@ -48,7 +48,7 @@ def root(configured: str, environment: Mapping[str, str] = os.environ) -> Path:
     return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "normjax"
 
 
-def read(folder: Path) -> Entry | None:
+def read(folder: Path) -> CacheEntry | None:
     """Return a cache entry as memory maps, or None when it is not there or not whole."""
     try:
         meta = json.loads((folder / "meta.json").read_text("utf-8"))
@@ -63,12 +63,12 @@ def read(folder: Path) -> Entry | None:
             if size <= HASHED_BYTES and _sha256(path.read_bytes()) != expected["sha256"]:
                 return None
         train, validation = (np.load(folder / f"{p}.npy", mmap_mode="r") for p in _PARTS)
-        return Entry(Vocabulary(meta["kind"], meta["characters"]), train, validation)
+        return CacheEntry(Vocabulary(meta["kind"], meta["characters"]), train, validation)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def write(folder: Path, entry: Entry) -> Entry:
+def write(folder: Path, entry: CacheEntry) -> CacheEntry:
     """Store an entry as ``folder`` and return it as memory maps, or as it is where none can be.
 
     It is written aside and renamed when whole, so that two processes at once and a kill at any

@@ -1,11 +1,11 @@
-"""A diverged run replayed with its signals measured before every step around the first bad one.
+"""A diverged run replayed with its diagnostics measured before every step around the first bad one.
 
     autopsy("runs/ablation-default/runs/no-norm-s0-...").sentence
 
 The replay starts from the run's last checkpoint that leaves room for the steps before, else from
 its initialization; batches are functions of (seed, step), the step is the one function of
 ``normjax.training.train``. So the run comes again, which is checked: the same first bad step, the
-same parameters before it, the same signals where the run had measured some.
+same parameters before it, the same diagnostics where the run had measured some.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 from normjax.configs import to_dict
 from normjax.decoder import Decoder
-from normjax.diagnostics import definitions, log, postmortem
-from normjax.diagnostics.postmortem import Autopsy, Check
+from normjax.diagnostics import autopsy_record, definitions, log
+from normjax.diagnostics.autopsy_record import Autopsy, ReplayCheck
 from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
 from normjax.runs import runlog
@@ -43,7 +43,7 @@ program, whose last bits differ and grow as it diverges.
 
 
 WRITTEN = 5e-9
-"""signals.jsonl holds nine digits."""
+"""diagnostics.jsonl holds nine digits."""
 
 
 def autopsy(
@@ -94,8 +94,8 @@ def autopsy(
     )
     rates = {step: float(np.asarray(schedule(step))) for step, _ in samples}
     names = definitions.sublayer_names(to_dict(run.model.config))
-    result = postmortem.examine(samples, bad, start, checks, names, rates)
-    postmortem.write(folder, result)
+    result = autopsy_record.examine(samples, bad, start, checks, names, rates)
+    autopsy_record.write(folder, result)
     return result
 
 
@@ -103,8 +103,8 @@ def _write_samples(folder: Path, samples: list[tuple[int, dict[str, np.ndarray]]
     """Write the file whole: readers see the old one or the new one."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".autopsy") as temporary:
         for step, values in samples:
-            log.append_signals(Path(temporary), step, values, postmortem.SIGNALS_FILE)
-        name = postmortem.SIGNALS_FILE
+            log.append_diagnostics(Path(temporary), step, values, autopsy_record.DIAGNOSTICS_FILE)
+        name = autopsy_record.DIAGNOSTICS_FILE
         os.replace(Path(temporary) / name, folder / name)
 
 
@@ -159,7 +159,7 @@ class _Replay:
         self.bad = self.step - streak if streak else None
 
     def measure(self) -> dict[str, np.ndarray]:
-        """Return all signals before the next step, on its batch."""
+        """Return all diagnostics before the next step, on its batch."""
         probe = _probe(self._run.model, self._config)
         return probe(self.state, self._hyper, self._batches(1)[0], self._weights)
 
@@ -173,9 +173,9 @@ class _Replay:
 
 def _checks(
     run: TrainedRun, replay: _Replay, samples: list[tuple[int, dict[str, np.ndarray]]], bad: int
-) -> list[Check]:
+) -> list[ReplayCheck]:
     found = "none" if replay.bad is None else str(replay.bad)
-    out = [Check(
+    out = [ReplayCheck(
         "bad step", replay.bad == bad,
         f"its first bad step is {found}" + ("" if replay.bad == bad else f", the run's was {bad}"),
     )]  # fmt: skip
@@ -185,17 +185,19 @@ def _checks(
         saved = jax.tree.leaves(run.params(later[-1]))
         pairs = zip(jax.tree.leaves(replay.params), saved, strict=True)
         worst = max(_difference(a, np.asarray(b)) for a, b in pairs)
-        out.append(Check("parameters", worst <= CLOSE, "its parameters there " + _said(worst)))
-    own, dense = dict(log.read_signals(run.folder)), dict(samples)
+        out.append(
+            ReplayCheck("parameters", worst <= CLOSE, "its parameters there " + _said(worst))
+        )
+    own, dense = dict(log.read_diagnostics(run.folder)), dict(samples)
     shared = [step for step in own if step in dense]
     for name in ("loss/value", "gradient/norm"):
         values = [(dense[s][name], own[s][name]) for s in shared if name in own[s]]
         if values:
             worst = max(_difference(np.asarray(a, np.float64), b) for a, b in values)
-            title = definitions.SIGNALS[name].title
+            title = definitions.DIAGNOSTICS[name].title
             steps = f"{len(values)} step{'s' * (len(values) > 1)}"
             text = f"its {title} at {steps} that the run measured {_said(worst, WRITTEN)}"
-            out.append(Check(name, worst <= CLOSE, text))
+            out.append(ReplayCheck(name, worst <= CLOSE, text))
     return out
 
 

@@ -1,4 +1,4 @@
-"""Within what bounds a signal is called healthy: one table, each row with its reason and source.
+"""Within what bounds a diagnostic is called healthy: one table, a row with reason and source each.
 
 A band bounds a ratio: the value itself, or the value over a reference taken from the same run. The
 bounds are rules of thumb, wide on purpose: they say where to look, not what is wrong. Every one can
@@ -30,10 +30,10 @@ IN_WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """Where a signal may lie.
+    """Where a diagnostic may lie.
 
     Attributes:
-      signal: its name, without brackets.
+      diagnostic: its name, without brackets.
       low: least healthy ratio; -inf: none.
       high: largest healthy ratio; inf: none.
       against: one of :data:`AGAINST`: what the ratio is taken to.
@@ -42,7 +42,7 @@ class Band:
       source: who found it.
     """
 
-    signal: str
+    diagnostic: str
     low: float = -math.inf
     high: float = math.inf
     against: str = "value"
@@ -51,13 +51,13 @@ class Band:
     source: str = ""
 
     def covers(self, name: str) -> bool:
-        """Whether the band bounds the signal of a name with brackets.
+        """Whether the band bounds the diagnostic of a name with brackets.
 
         >>> Band("gain/max", part="*.pre_norm").covers("gain/max[mlp.pre_norm]")
         True
         """
-        signal, part = definitions.split(name)
-        return signal == self.signal and fnmatchcase(part, self.part)
+        diagnostic, part = definitions.split(name)
+        return diagnostic == self.diagnostic and fnmatchcase(part, self.part)
 
     @property
     def text(self) -> str:
@@ -66,7 +66,7 @@ class Band:
         >>> Band("attention/logit_max", high=50.0).text
         'attention/logit_max::50'
         """
-        name = self.signal + (f"[{self.part}]" if self.part != "*" else "")
+        name = self.diagnostic + (f"[{self.part}]" if self.part != "*" else "")
         bounds = ("" if math.isinf(x) else f"{x:.12g}" for x in (self.low, self.high))
         return ":".join((name, *bounds, *([self.against] if self.against != "value" else [])))
 
@@ -138,7 +138,7 @@ class VerdictConfig:
     """How runs are judged. Every field is a flag: ``--config.verdict.loss_spike=2``."""
 
     bands: tuple[str, ...] = field(
-        (), "bands of signals, name:low:high or name:low:high:against, in place of the table's;"
+        (), "bands of diagnostics, name:low:high or name:low:high:against, in place of the table's;"
         " name:: for none",
     )  # fmt: skip
     loss_spike: float = field(
@@ -162,11 +162,11 @@ def parse(text: str) -> Band:
     form = "must be name:low:high or name:low:high:against, such as attention/logit_max::50"
     if len(rest) not in (2, 3):
         raise UserError(f"config.verdict.bands={text}: {form}")
-    signal, part = definitions.split(name)
-    if signal not in definitions.SIGNALS:
+    diagnostic, part = definitions.split(name)
+    if diagnostic not in definitions.DIAGNOSTICS:
         raise UserError(
-            f"config.verdict.bands={text}: there is no signal {signal}"
-            f"{suggest(signal, definitions.SIGNALS) or '; ' + form}"
+            f"config.verdict.bands={text}: there is no diagnostic {diagnostic}"
+            f"{suggest(diagnostic, definitions.DIAGNOSTICS) or '; ' + form}"
         )
     ends = (-math.inf, math.inf)
     try:
@@ -181,12 +181,12 @@ def parse(text: str) -> Band:
             f"config.verdict.bands={text}: against={against} must be one of {', '.join(AGAINST)}"
             f"{suggest(against, AGAINST)}"
         )
-    return Band(signal, low, high, against, part or "*", "outside the band of the configuration",
+    return Band(diagnostic, low, high, against, part or "*", "outside the configuration's band",
                 "configuration")  # fmt: skip
 
 
 def adjusted(texts: Sequence[str]) -> tuple[Band, ...]:
-    """Return the table with the bands of a configuration: they replace those of their signals.
+    """Return the table with the bands of a configuration: they replace those of their diagnostics.
 
     Raises:
       UserError: a text is no band.
@@ -195,6 +195,6 @@ def adjusted(texts: Sequence[str]) -> tuple[Band, ...]:
     True
     """
     own = [parse(text) for text in texts]
-    named = {band.signal for band in own}
-    kept = [band for band in (*BANDS, *own) if band.signal not in named or band in own]
+    named = {band.diagnostic for band in own}
+    kept = [band for band in (*BANDS, *own) if band.diagnostic not in named or band in own]
     return tuple(band for band in kept if not (math.isinf(band.low) and math.isinf(band.high)))

@@ -1,7 +1,7 @@
-"""What every signal means: one table that the probe, the reports and the documentation read.
+"""What every diagnostic means: one table that the probe, the reports and the documentation read.
 
-A name is ``area/name_unit``. Signals of each parameter or norm come one by one: their names carry
-it in brackets, ``gradient/parameter_rms[attention.branch.query.kernel]``. No JAX is imported here.
+A name is ``area/name_unit``. Diagnostics of each parameter or norm come one by one: their names
+carry it in brackets, ``gradient/parameter_rms[attention.branch.query.kernel]``. No JAX here.
 
 Axes: "layer" is the block, first to last; "sublayer" the sub-layers that a block has, attention
 before MLP; "head" the query heads. A parameter outside the blocks has no layer axis.
@@ -23,8 +23,8 @@ DEAD = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Signal:
-    """One signal.
+class Diagnostic:
+    """One diagnostic.
 
     Attributes:
       title: what a legend calls it.
@@ -49,115 +49,117 @@ _RMS = "root of the mean square over batch, positions and features of"
 _COLLAPSE = "Dong et al. 2021, arXiv 2103.03404; Noci et al. 2022, arXiv 2206.03126"
 _GROWTH = "Dehghani et al. 2023, arXiv 2302.05442; Wortsman et al. 2023, arXiv 2309.14322"
 
-SIGNALS: dict[str, Signal] = {
-    "residual/rms_before": Signal(
+DIAGNOSTICS: dict[str, Diagnostic] = {
+    "residual/rms_before": Diagnostic(
         "stream before", f"{_RMS} the stream h that the sub-layer starts from",
         source="Xiong et al. 2020, arXiv 2002.04745", scale="log",
     ),
-    "residual/rms_after": Signal(
+    "residual/rms_after": Diagnostic(
         "stream after", f"{_RMS} the stream h' = P(a h + b Q(F(c N(h)))) that it returns",
         source="Xiong et al. 2020, arXiv 2002.04745", scale="log",
     ),
-    "read/rms": Signal("read", f"{_RMS} what the branch reads, c N(h)", scale="log"),
-    "branch/rms": Signal("written", f"{_RMS} what the branch adds, b Q(F(c N(h)))", scale="log"),
-    "branch/stream_ratio": Signal(
+    "read/rms": Diagnostic("read", f"{_RMS} what the branch reads, c N(h)", scale="log"),
+    "branch/rms": Diagnostic(
+        "written", f"{_RMS} what the branch adds, b Q(F(c N(h)))", scale="log"
+    ),
+    "branch/stream_ratio": Diagnostic(
         "written / stream", "RMS of what the branch adds over the RMS of the stream before it",
         source="Liu et al. 2020, arXiv 2004.08249", scale="log",
     ),
-    "branch/stream_cosine": Signal(
+    "branch/stream_cosine": Diagnostic(
         "cosine of written and stream",
         "cosine between what the branch adds and the stream before it, mean over tokens; 0 for a"
         " token where one of them is zero",
     ),
-    "residual/token_similarity": Signal(
+    "residual/token_similarity": Diagnostic(
         "token similarity",
         "cosine between the streams of two different tokens of one sequence after the sub-layer,"
         " mean over pairs and sequences; 1 where all tokens have become one direction",
         source=_COLLAPSE,
     ),
-    "attention/logit_max": Signal(
+    "attention/logit_max": Diagnostic(
         "largest logit", "largest absolute logit that the softmax sees, over queries and the keys"
         " that they see", axes=("layer", "head"), source=_GROWTH, scale="log",
     ),
-    "attention/logit_std": Signal(
+    "attention/logit_std": Diagnostic(
         "spread of logits", "standard deviation of a query's logits over the keys that it sees,"
         " root mean square over queries of two keys or more",
         axes=("layer", "head"), source=_GROWTH, scale="log",
     ),
-    "attention/entropy": Signal(
+    "attention/entropy": Diagnostic(
         "attention entropy", "-sum p log p of a query's probabilities, mean over all queries",
         unit="nats", axes=("layer", "head"), source="Zhai et al. 2023, arXiv 2303.06296",
     ),
-    "attention/entropy_share": Signal(
+    "attention/entropy_share": Diagnostic(
         "attention entropy, of the largest possible",
         "entropy of a query over log n for the n keys that it sees, mean over queries of two keys"
         " or more; 1 is uniform attention, 0 is one key",
         axes=("layer", "head"), source="Zhai et al. 2023, arXiv 2303.06296",
     ),
-    "attention/saturated_share": Signal(
+    "attention/saturated_share": Diagnostic(
         "saturated queries", f"share of the queries of two keys or more whose largest probability"
         f" is above {SATURATED}: their softmax passes at most 1 % of a gradient on",
         axes=("layer", "head"), source="Zhai et al. 2023, arXiv 2303.06296",
     ),
-    "mlp/activation_rms": Signal(
+    "mlp/activation_rms": Diagnostic(
         "MLP activation", f"{_RMS} the MLP's hidden layer after its nonlinearity",
         axes=("layer",), scale="log",
     ),
-    "mlp/dead_share": Signal(
+    "mlp/dead_share": Diagnostic(
         "dead units", f"share of the hidden units whose absolute value stays at or below {DEAD} of"
         " the layer's RMS on every token of the batch; a ReLU unit that never fires is one",
         axes=("layer",), source="Lu et al. 2019, arXiv 1903.06733",
     ),
-    "gradient/stream_rms": Signal(
+    "gradient/stream_rms": Diagnostic(
         "gradient of the stream", f"{_RMS} the loss's gradient with respect to the stream before"
         " the sub-layer, times the number of tokens of the batch: the gradient of one token's loss"
         " in size, whatever the batch", unit="nats", scale="log",
         source="Glorot and Bengio 2010; Xiong et al. 2020, arXiv 2002.04745",
     ),
-    "gradient/stream_rms_last": Signal(
+    "gradient/stream_rms_last": Diagnostic(
         "gradient of the last stream", "the same after the last block", unit="nats", axes=(),
         scale="log",
     ),
-    "gradient/parameter_rms": Signal(
+    "gradient/parameter_rms": Diagnostic(
         "gradient of a parameter", "root mean square of the loss's gradient, before clipping",
         axes=("layer",), scale="log", each="parameter",
     ),
-    "update/parameter_ratio": Signal(
+    "update/parameter_ratio": Diagnostic(
         "update / parameter", "RMS of the update that the optimizer takes at this step (learning"
         " rate and weight decay included) over the RMS of the parameter; infinite where that is"
         " zero", axes=("layer",), scale="log", each="parameter",
         source="You et al. 2017, arXiv 1708.03888",
     ),
-    "gain/mean": Signal(
+    "gain/mean": Diagnostic(
         "gain, mean", "mean over features of what the norm multiplies by, 1 + g where it learns g",
         axes=("layer",), each="norm",
     ),
-    "gain/min": Signal("gain, smallest", "the smallest of them", axes=("layer",), each="norm"),
-    "gain/max": Signal("gain, largest", "the largest of them", axes=("layer",), each="norm"),
-    "loss/value": Signal("loss", "mean loss of the step's batch", unit="nats", axes=()),
-    "loss/slope": Signal(
+    "gain/min": Diagnostic("gain, smallest", "the smallest of them", axes=("layer",), each="norm"),
+    "gain/max": Diagnostic("gain, largest", "the largest of them", axes=("layer",), each="norm"),
+    "loss/value": Diagnostic("loss", "mean loss of the step's batch", unit="nats", axes=()),
+    "loss/slope": Diagnostic(
         "loss along the step", "g . u for the gradient g and the step u that the optimizer takes:"
         " what the loss changes by to first order", unit="nats", axes=(),
     ),
-    "loss/curvature": Signal(
+    "loss/curvature": Diagnostic(
         "curvature along the step", "u . H u for the Hessian H of this batch's loss and the step u;"
         " half of it is what the loss changes by to second order", unit="nats", axes=(),
         source="Cohen et al. 2021, arXiv 2103.00065",
     ),
-    "gradient/norm": Signal(
+    "gradient/norm": Diagnostic(
         "gradient norm", "length of the gradient of all parameters, before clipping", axes=(),
         scale="log",
     ),
-    "update/norm": Signal(
+    "update/norm": Diagnostic(
         "update norm", "length of the step of all parameters", axes=(), scale="log"
     ),
-    "instrument/radial_defect": Signal(
+    "instrument/radial_defect": Diagnostic(
         "self-test", "largest relative defect over tokens of u . dL/dh = a u . dL/dh' (the radial"
         " gradient passes a branch behind a norm unchanged) and, for a norm on the stream, of"
         " u . dL/dx = 0 for the sum x that it reads, both with their exact terms in eps: rounding,"
         " or the derivatives are wrong", scale="log",
     ),
-    "instrument/radial_defect_last": Signal(
+    "instrument/radial_defect_last": Diagnostic(
         "self-test of the final norm", "the same of u . dL/dh = 0 for the stream that the final"
         " norm reads", axes=(), scale="log",
     ),
@@ -165,32 +167,33 @@ SIGNALS: dict[str, Signal] = {
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return the signal of a name and what its brackets hold, "" without them.
+    """Return the diagnostic of a name and what its brackets hold, "" without them.
 
     >>> split("gain/mean[attention.pre_norm]")
     ('gain/mean', 'attention.pre_norm')
     >>> split("loss/value")
     ('loss/value', '')
     """
-    signal, _, part = name.partition("[")
-    return signal, part.removesuffix("]")
+    diagnostic, _, part = name.partition("[")
+    return diagnostic, part.removesuffix("]")
 
 
-def signal(name: str) -> Signal:
+def diagnostic(name: str) -> Diagnostic:
     """Return the row of the table that a name, with or without brackets, belongs to.
 
     Raises:
-      UserError: no such signal.
+      UserError: no such diagnostic.
 
-    >>> signal("gain/mean[attention.pre_norm]").title
+    >>> diagnostic("gain/mean[attention.pre_norm]").title
     'gain, mean'
     """
     head = split(name)[0]
-    if head not in SIGNALS:
+    if head not in DIAGNOSTICS:
         raise UserError(
-            f"signal={name}: must be one of {', '.join(SIGNALS)}{suggest(head, SIGNALS)}"
+            f"diagnostic={name}: must be one of {', '.join(DIAGNOSTICS)}"
+            f"{suggest(head, DIAGNOSTICS)}"
         )
-    return SIGNALS[head]
+    return DIAGNOSTICS[head]
 
 
 def sublayer_names(model: Mapping[str, Any]) -> tuple[str, ...]:

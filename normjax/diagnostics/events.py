@@ -1,4 +1,4 @@
-"""What happened to a run: signals that left their bands, spikes, numbers that are not finite.
+"""What happened to a run: diagnostics that left their bands, spikes, numbers that are not finite.
 
 Which came first? The smaller step. Within a step the order of computation decides, since there
 causes come before effects:
@@ -48,13 +48,13 @@ _WITHIN = (
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One thing that happened to one signal, at the place where it happened first.
+    """One thing that happened to one diagnostic, at the place where it happened first.
 
     Attributes:
       kind: "drift": left its band and stayed out to the end; "excursion": left it and came back;
         "spike": far above its running median and back; "non-finite"; "skipped": updates that were
         not made because something was not finite.
-      signal: its name, with brackets.
+      diagnostic: its name, with brackets.
       step: before which it was measured; of metrics, the evaluation that shows it.
       layer: block, counted from 1, or None.
       sublayer: "attention", "mlp" or None.
@@ -64,7 +64,7 @@ class Event:
       limit: the bound that was passed, in units of ``against``.
       below: whether the bound is a lower one.
       against: what the bound is relative to; see :data:`normjax.diagnostics.bands.AGAINST`.
-      places: at how many places (layers, heads) of the signal this happened, of how many ``of``.
+      places: at how many places (layers, heads) of the diagnostic it was so, of how many ``of``.
       until: the last step at which it was so.
       largest: the largest factor at any place and step.
       moving: whether the value at this place only moved further away.
@@ -72,7 +72,7 @@ class Event:
     """
 
     kind: str
-    signal: str
+    diagnostic: str
     step: int
     layer: int | None = None
     sublayer: str | None = None
@@ -95,8 +95,8 @@ class Event:
 
     @property
     def part(self) -> str:
-        """What the brackets of the signal hold: a parameter or a norm."""
-        return definitions.split(self.signal)[1]
+        """What the brackets of the diagnostic hold: a parameter or a norm."""
+        return definitions.split(self.diagnostic)[1]
 
 
 def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
@@ -105,29 +105,29 @@ def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def _place_key(event: Event) -> tuple:
-    return _key(event.signal, event.layer, event.sublayer, event.head)
+    return _key(event.diagnostic, event.layer, event.sublayer, event.head)
 
 
 def _key(name: str, layer: int | None, sublayer: str | None, head: int | None) -> tuple:
-    """Order of computation of a signal at a place; see the head of this file."""
-    signal, part = definitions.split(name)
+    """Order of computation of a diagnostic at a place; see the head of this file."""
+    diagnostic, part = definitions.split(name)
     order = definitions.SUBLAYER_ORDER
-    # Attention's own signals have no sub-layer axis, nor have the MLP's.
-    implied = {"attention": "attention", "mlp": "mlp"}.get(signal.split("/")[0])
+    # Attention's own diagnostics have no sub-layer axis, nor have the MLP's.
+    implied = {"attention": "attention", "mlp": "mlp"}.get(diagnostic.split("/")[0])
     implied = implied or (part.split(".")[0] if part.split(".")[0] in order else None)
     at = order.index(sublayer or implied) if (sublayer or implied) in order else 0
     depth, head = layer or 0, head or 0
-    if signal.startswith("gain/"):
+    if diagnostic.startswith("gain/"):
         return (_WEIGHTS, depth, at, 0, head, name)
-    if signal in _WITHIN:
-        return (_FORWARD, depth, at, _WITHIN.index(signal), head, name)
-    if signal in ("loss/value", "train/loss", "validation/loss"):
+    if diagnostic in _WITHIN:
+        return (_FORWARD, depth, at, _WITHIN.index(diagnostic), head, name)
+    if diagnostic in ("loss/value", "train/loss", "validation/loss"):
         return (_LOSS, 0, 0, 0, head, name)
-    if signal == "gradient/stream_rms_last":
+    if diagnostic == "gradient/stream_rms_last":
         return (_GRADIENTS, -math.inf, 0, 0, head, name)
-    if signal == "gradient/norm":
+    if diagnostic == "gradient/norm":
         return (_GRADIENTS, math.inf, 0, 0, head, name)
-    if signal.startswith("gradient/"):
+    if diagnostic.startswith("gradient/"):
         return (_GRADIENTS, -depth, -at, int(bool(part)), head, name)
     return (_STEP, depth, at, 0, head, name)
 
@@ -142,7 +142,7 @@ def place(series: Series, index: int, sublayers: Sequence[str]) -> dict[str, Any
     >>> place(s, 3, ("attention", "mlp"))
     {'layer': 2, 'sublayer': 'mlp', 'head': None}
     """
-    row = definitions.SIGNALS.get(definitions.split(series.name)[0])
+    row = definitions.DIAGNOSTICS.get(definitions.split(series.name)[0])
     shape = series.values.shape[1:]
     out: dict[str, Any] = {"layer": None, "sublayer": None, "head": None}
     where = np.unravel_index(index, shape) if shape else ()
@@ -169,7 +169,7 @@ def _first(
 
 
 def non_finite(series: Series, sublayers: Sequence[str]) -> list[Event]:
-    """Return one event of all numbers of a signal that are not finite, or none."""
+    """Return one event of all numbers of a diagnostic that are not finite, or none."""
     if definitions.split(series.name)[0] in MAY_BE_INFINITE:
         return []
     bad = ~np.isfinite(series.flat)
@@ -206,7 +206,7 @@ def skipped(evidence: Evidence) -> list[Event]:
 
 
 def departures(series: Series, band: Band, evidence: Evidence) -> list[Event]:
-    """Return how a signal left a band: at most one drift and one excursion."""
+    """Return how a diagnostic left a band: at most one drift and one excursion."""
     values, since = series.flat, 0
     finite = np.isfinite(values)
     values = np.where(finite, values, np.nan)
@@ -322,7 +322,7 @@ def spikes(series: Series, factor: float) -> list[Event]:
     if not found:
         return []
     i, times = found[0]
-    title = METRICS.get(series.name) or definitions.signal(series.name).title
+    title = METRICS.get(series.name) or definitions.diagnostic(series.name).title
     count = len(found)
     return [Event(
         SPIKE, series.name, int(steps[i]), value=float(values[i]), factor=times, limit=factor,

@@ -1,4 +1,4 @@
-"""What a run folder tells a judge: signals by name over their steps, metrics, how the run ended.
+"""What a run folder tells a judge: diagnostics over their steps, metrics, how the run ended.
 
 No JAX is imported here. Nothing is required: a missing or damaged file is less evidence.
 """
@@ -24,12 +24,12 @@ NO_COUNTS = (np.zeros(0, int), np.zeros(0, int))
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One signal of one run over the steps at which it was measured.
+    """One diagnostic of one run over the steps at which it was measured.
 
     Attributes:
       name: with brackets.
       steps: (n,) ascending.
-      values: (n, ...) float64, the axes of the signal after the first; NaN and infinities included.
+      values: (n, ...) float64, the diagnostic's axes after the first; NaN and infinities included.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Evidence:
     """All that is known of a run.
 
     Attributes:
-      series: signals by name.
+      series: diagnostics by name.
       metrics: of metrics.jsonl by name: losses and gradient norm, NaN where they are null.
       skipped: (steps, skipped updates until then).
       state: as in status.json; "missing" without one.
@@ -95,7 +95,7 @@ def read(run_dir: str | Path) -> Evidence:
     model, training = (_dict(config.get(name)) for name in ("model", "train"))
     at, warmup = status.get("diverged_at"), training.get("warmup_steps")
     return Evidence(
-        series=gather(log.read_signals(folder)),
+        series=gather(log.read_diagnostics(folder)),
         metrics={
             name: _metric(name, lines) for name in METRICS if any(name in line for line in lines)
         },

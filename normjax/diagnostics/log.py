@@ -1,4 +1,4 @@
-"""``signals.jsonl`` in a run folder: one line per measured step. No JAX is imported here.
+"""``diagnostics.jsonl`` in a run folder: one line per measured step. No JAX is imported here.
 
     {"step": 16, "values": {"residual/rms_before": [[0.02, 0.31], ...], "loss/value": 3.1, ...}}
 
@@ -16,16 +16,20 @@ import numpy as np
 
 from normjax.runs.runlog import append_line, read_lines
 
-FILE = "signals.jsonl"
+FILE = "diagnostics.jsonl"
 
 
-def append_signals(run_dir: Path, step: int, values: Mapping[str, Any], file: str = FILE) -> None:
+def append_diagnostics(
+    run_dir: Path, step: int, values: Mapping[str, Any], file: str = FILE
+) -> None:
     """Append the values measured before a step, {name: array or number}."""
     lists = {name: _listed(np.asarray(value)) for name, value in values.items()}
     append_line(run_dir / file, {"step": step, "values": lists})
 
 
-def read_signals(run_dir: str | Path, file: str = FILE) -> list[tuple[int, dict[str, np.ndarray]]]:
+def read_diagnostics(
+    run_dir: str | Path, file: str = FILE
+) -> list[tuple[int, dict[str, np.ndarray]]]:
     """Return [(step, {name: float64 array})] of a run, by step; empty where nothing was measured.
 
     Torn and damaged lines are passed over; of a repeated step the last line counts: a resumed run

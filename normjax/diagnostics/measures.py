@@ -67,7 +67,7 @@ def token_similarity(x: Array) -> Array:
 
 
 def attention(logits: Array, probabilities: Array) -> dict[str, Array]:
-    """Return the signals of causal attention per head, from (B, H, T, T) logits, masked or not.
+    """Return the diagnostics of causal attention per head, from (B, H, T, T) logits, masked or not.
 
     The entropy of a query is -log max p + sum p (max l - l), from p = exp(l - log sum exp l): no
     term is negative and no logarithm of a small p is taken.
@@ -102,7 +102,7 @@ def attention(logits: Array, probabilities: Array) -> dict[str, Array]:
 
 
 def hidden(x: Array) -> dict[str, Array]:
-    """Return the signals of an MLP's hidden layer (..., F)."""
+    """Return the diagnostics of an MLP's hidden layer (..., F)."""
     size = rms(x)
     largest = jnp.max(jnp.abs(wide(x)), axis=tuple(range(x.ndim - 1)))
     dead = (largest <= DEAD * size).astype(size.dtype)

@@ -29,7 +29,7 @@ Values = dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Everything in :data:`normjax.diagnostics.definitions.SIGNALS`, of one run at one step.
+    """Everything in :data:`normjax.diagnostics.definitions.DIAGNOSTICS`, of one run at one step.
 
     Attributes:
       model: the decoder that is trained.

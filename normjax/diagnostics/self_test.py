@@ -1,4 +1,4 @@
-"""Whether what measured the signals is itself sound: identities that hold whatever the weights.
+"""Whether what measured the diagnostics is itself sound: identities that hold whatever the weights.
 
 With every measurement the gradient along each token's own direction is compared before and after a
 sub-layer (see :mod:`normjax.diagnostics.radial`). That is exact for norms that divide by a length,

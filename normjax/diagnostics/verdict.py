@@ -4,8 +4,8 @@
 
 - **diverged**: the run ended so (``status.json``), or without a finite loss;
 - **unstable**: else, loss or gradient norm spiked, or something was not finite;
-- **drifting**: else, a signal left its band and stayed out to the last measurement;
-- **well behaved**: else. A signal that left its band and came back is told, and changes no state;
+- **drifting**: else, a diagnostic left its band and stayed out to the last measurement;
+- **well behaved**: else. One that left its band and came back is told, and changes no state;
 - **unknown**: nothing was measured.
 
 All of it is derived from the files of the run folder and the bands; no JAX is imported here.
@@ -39,7 +39,7 @@ class Verdict:
       state: one of :data:`STATES`.
       sentence: the verdict in words.
       events: what happened, first things first.
-      basis: "signals", "metrics" or "nothing": what it was judged from.
+      basis: "diagnostics", "metrics" or "nothing": what it was judged from.
     """
 
     state: str
@@ -75,7 +75,7 @@ def judge(found: Evidence, config: VerdictConfig = DEFAULT) -> Verdict:
     'unknown'
     """
     events_found = events.ordered(_events(found, config))
-    basis = "signals" if found.series else "metrics" if found.metrics else "nothing"
+    basis = "diagnostics" if found.series else "metrics" if found.metrics else "nothing"
     kinds = {event.kind for event in events_found}
     if found.state == "diverged":
         state = "diverged"
@@ -108,7 +108,7 @@ def _events(found: Evidence, config: VerdictConfig) -> list[Event]:
     rows = bands.adjusted(config.bands)
     out: list[Event] = []
     for name, series in found.series.items():
-        if definitions.split(name)[0] not in definitions.SIGNALS:
+        if definitions.split(name)[0] not in definitions.DIAGNOSTICS:
             continue  # of another version
         out += events.non_finite(series, found.sublayers)
         for band in rows:
@@ -123,13 +123,15 @@ def _events(found: Evidence, config: VerdictConfig) -> list[Event]:
     }  # fmt: skip
     every = [*found.metrics.values(), *found.series.values()]
     spikes = [e for s in every if s.name in wanted for e in events.spikes(s, wanted[s.name])]
-    return out + list({event.signal: event for event in reversed(events.ordered(spikes))}.values())
+    return out + list(
+        {event.diagnostic: event for event in reversed(events.ordered(spikes))}.values()
+    )
 
 
 def _from_metrics(found: Evidence, rows: Sequence[Band]) -> list[Event]:
     out: list[Event] = []
     for band in rows:
-        series = found.metrics.get(_STANDS_FOR.get(band.signal, ""))
+        series = found.metrics.get(_STANDS_FOR.get(band.diagnostic, ""))
         if series is not None:
             out += events.departures(series, band, found)
     for name in ("validation/loss",):
@@ -156,29 +158,29 @@ def _sentence(verdict: Verdict, found: Evidence) -> str:
     else:
         text += f": first {what(first)}"
         later = [e for e in verdict.events if e is not first and e.kind != EXCURSION]
-        heads = dict.fromkeys(definitions.split(e.signal)[0] for e in later)
-        names = [title(name) for name in heads if name != definitions.split(first.signal)[0]]
+        heads = dict.fromkeys(definitions.split(e.diagnostic)[0] for e in later)
+        names = [title(name) for name in heads if name != definitions.split(first.diagnostic)[0]]
         if names:
             shown = ", ".join(names[:_SHOWN])
             more = len(names) - _SHOWN
             text += f"; then {shown}" + (f" and {more} more" if more > 0 else "")
     if verdict.basis == "metrics":
-        text += ". Judged from losses and gradient norms alone: no signals were measured"
+        text += ". Judged from losses and gradient norms alone: no diagnostics were measured"
     return text + "."
 
 
 def title(name: str) -> str:
-    """Return what a signal or metric is called.
+    """Return what a diagnostic or metric is called.
 
     >>> title("gain/max[mlp.pre_norm]")
     'gain, largest (mlp.pre_norm)'
     """
-    signal, part = definitions.split(name)
-    if signal in METRICS and not part:
-        return METRICS[signal]
-    if signal not in definitions.SIGNALS:
+    diagnostic, part = definitions.split(name)
+    if diagnostic in METRICS and not part:
+        return METRICS[diagnostic]
+    if diagnostic not in definitions.DIAGNOSTICS:
         return name.replace("/", " ")
-    return definitions.SIGNALS[signal].title + (f" ({part})" if part else "")
+    return definitions.DIAGNOSTICS[diagnostic].title + (f" ({part})" if part else "")
 
 
 def where(event: Event) -> str:
@@ -200,7 +202,7 @@ def beyond(event: Event) -> str:
 def what(event: Event) -> str:
     """Return what happened as a clause."""
     at = where(event)
-    head = f"{title(event.signal)} at step {event.step}" + (f" in {at}" if at else "")
+    head = f"{title(event.diagnostic)} at step {event.step}" + (f" in {at}" if at else "")
     many = f", {event.places} of {event.of} places" if event.of > 1 else ""
     if event.kind == SKIPPED:
         return f"at step {event.step} {event.reason}"

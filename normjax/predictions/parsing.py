@@ -32,7 +32,7 @@ from normjax.predictions.prediction import (
     RANKING,
     VARIANTS,
     Candidate,
-    Entry,
+    Expected,
     Prediction,
     by_loss,
     ranking,
@@ -93,7 +93,7 @@ class _Reader:
         self.argument, self.candidates = argument, candidates
         self.where = ""
         self.groups: list[list[str]] = []
-        self.losses: list[Entry] = []
+        self.losses: list[Expected] = []
         self.said: dict[str, str] = {}
         self._found: dict[str, str] = {}
         self._subjects: dict[str, str] = {}
@@ -143,7 +143,7 @@ class _Reader:
                 f" {expected:g}; write lower end, then upper end"
             )
         ends = (None, None) if low is None else (float(low), float(high))
-        self.losses.append(Entry(name, 0, float(expected), *ends))
+        self.losses.append(Expected(name, 0, float(expected), *ends))
 
     def header(self, key: str, value: str) -> None:
         """Take an author, a reason (the parts of several lines are joined) or a level."""

@@ -37,7 +37,7 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Expected:
     """What is expected of one variant.
 
     Attributes:
@@ -69,14 +69,14 @@ class Prediction:
     """
 
     kind: str
-    entries: tuple[Entry, ...]
+    entries: tuple[Expected, ...]
     author: str = ""
     reason: str = ""
     level: int = LEVEL
     subject: str = VARIANTS
 
 
-def ranking(groups: Sequence[Sequence[str]]) -> tuple[Entry, ...]:
+def ranking(groups: Sequence[Sequence[str]]) -> tuple[Expected, ...]:
     """Return the entries of names in order, lowest loss first; names of one group are equal.
 
     Equals stand in the order of their names: in which order they were written says nothing.
@@ -84,17 +84,17 @@ def ranking(groups: Sequence[Sequence[str]]) -> tuple[Entry, ...]:
     >>> [(e.name, e.place) for e in ranking([["a"], ["b", "c"], ["d"]])]
     [('a', 1), ('b', 2), ('c', 2), ('d', 4)]
     """
-    entries: list[Entry] = []
+    entries: list[Expected] = []
     for group in groups:
         place = len(entries) + 1
-        entries += [Entry(name, place) for name in sorted(group)]
+        entries += [Expected(name, place) for name in sorted(group)]
     return tuple(entries)
 
 
-def by_loss(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+def by_loss(entries: Sequence[Expected]) -> tuple[Expected, ...]:
     """Return entries with losses in order of loss, each with its place.
 
-    >>> [(e.name, e.place) for e in by_loss([Entry("a", 0, 2.0), Entry("b", 0, 1.0)])]
+    >>> [(e.name, e.place) for e in by_loss([Expected("a", 0, 2.0), Expected("b", 0, 1.0)])]
     [('b', 1), ('a', 2)]
     """
     losses = [entry.loss or 0.0 for entry in entries]
@@ -123,5 +123,5 @@ def from_json(record: dict[str, Any]) -> Prediction:
     """
     names = [field.name for field in dataclasses.fields(Prediction)]
     values = {name: record[name] for name in names}
-    values["entries"] = tuple(Entry(**entry) for entry in record["entries"])
+    values["entries"] = tuple(Expected(**entry) for entry in record["entries"])
     return Prediction(**values)

@@ -103,7 +103,7 @@ def decoder(results: Results, looks: dict[str, Look]) -> Figure | None:
     """Draw the decoder; None where the plan holds no model configuration.
 
     Args:
-        results: its plan's ``config.model`` says what is drawn, its cells what is marked.
+        results: its plan's ``config.model`` says what is drawn, its arms what is marked.
         looks: colour by series.
 
     Returns:
@@ -118,7 +118,7 @@ def decoder(results: Results, looks: dict[str, Look]) -> Figure | None:
         if name != results.baseline
     }
     own = results.plan.get("rows") or {}
-    rows = {cell.series: cell.rows for cell in reversed(results.cells) if cell.series in variants}
+    rows = {arm.series: arm.rows for arm in reversed(results.arms) if arm.series in variants}
     figure = drawing.canvas(7.0)
     axes = figure.subplots()
     sketch = _Sketch(axes)
@@ -155,7 +155,7 @@ def decoder(results: Results, looks: dict[str, Look]) -> Figure | None:
 
 def _depth(results: Results) -> str:
     """Return how many times the block is repeated, as text."""
-    depths = sorted({cell.x for cell in results.cells if cell.x is not None})
+    depths = sorted({arm.x for arm in results.arms if arm.x is not None})
     if results.x and results.x["name"] == "depth" and depths:
         return f"{depths[0]:g}–{depths[-1]:g} ×"
     depth = lookup(results.plan.get("config") or {}, "model.depth")

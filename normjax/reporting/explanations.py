@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from normjax.equation import FACTORS, SLOTS, fold
-from normjax.reporting.results import Cell, Results
+from normjax.reporting.results import PlannedArm, Results
 
 PARTS = (
     (
@@ -83,13 +83,13 @@ def lookup(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
     return value
 
 
-def effective(results: Results, cell: Cell) -> dict[str, Any]:
-    """Return a cell's changes without its place on the x axis and without what is no change."""
+def effective(results: Results, arm: PlannedArm) -> dict[str, Any]:
+    """Return an arm's changes without its place on the x axis and without what is no change."""
     x_name = results.x["name"] if results.x else None
     config = results.plan.get("config") or {}
     return {
         path: value
-        for path, value in cell.changes.items()
+        for path, value in arm.changes.items()
         if path.rsplit(".", 1)[-1] != x_name and lookup(config, path, _ABSENT) != value
     }
 
@@ -98,10 +98,10 @@ _ABSENT = object()
 
 
 def series_changes(results: Results) -> dict[str, dict[str, Any]]:
-    """Return the effective changes of each series (of its first cell)."""
+    """Return the effective changes of each series (of its first arm)."""
     first: dict[str, dict[str, Any]] = {}
-    for cell in results.cells:
-        first.setdefault(cell.series, effective(results, cell))
+    for arm in results.arms:
+        first.setdefault(arm.series, effective(results, arm))
     return first
 
 
@@ -276,4 +276,4 @@ def effect(results: Results, changes: Mapping[str, Any], rows: Rows) -> str:
 
 def colours(results: Results) -> dict[str, str]:
     """Return the colour of each series that has one of its own, the same on every page."""
-    return {cell.series: cell.colour for cell in results.cells if cell.colour}
+    return {arm.series: arm.colour for arm in results.arms if arm.colour}

@@ -6,20 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 
 from normjax.reporting import (
+    diagnostics_figures,
     diagram,
     drawing,
     heat_maps,
     pictures,
     prediction_figure,
-    signal_figures,
     statistics,
 )
+from normjax.reporting.diagnostics_data import Diagnostics
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import Look
 from normjax.reporting.pictures import Axis, Panel, Row
 from normjax.reporting.prediction import Judged
-from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, Run, Variant
-from normjax.reporting.signal_data import Signals
+from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, RunResult, Variant
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number
 from normjax.reporting.wording import representatives
@@ -29,7 +29,7 @@ Looks = Mapping[str, Look]
 
 def all_figures(
     results: Results, looks: dict[str, Look], judged: Judged | None = None,
-    signals: Signals | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> list[Figure]:  # fmt: skip
     """Return every figure that the results allow.
 
@@ -37,7 +37,7 @@ def all_figures(
         results: a workdir read back.
         looks: colour and marker by series.
         judged: a prediction and its score, where there is one.
-        signals: what the runs measured inside, where that is known.
+        diagnostics: what the runs measured inside, where that is known.
 
     Returns:
         The figures; each is left out where it would be empty.
@@ -52,15 +52,15 @@ def all_figures(
             paired_differences(results, looks), gradient_norms(results, looks),
             diagram.decoder(results, looks),
         ]  # fmt: skip
-        if signals is not None and signals.measured:
-            made += heat_maps.figures(results, signals)
-            made += signal_figures.profiles(results, signals, looks)
-            made += signal_figures.autopsies(signals)
+        if diagnostics is not None and diagnostics.measured:
+            made += heat_maps.figures(results, diagnostics)
+            made += diagnostics_figures.profiles(results, diagnostics, looks)
+            made += diagnostics_figures.autopsies(diagnostics)
     return [figure for figure in made if figure is not None]
 
 
 def _by_label(results: Results, looks: Looks) -> dict[str, Look]:
-    return {v.label: looks[v.cell.series] for v in results.variants}
+    return {v.label: looks[v.arm.series] for v in results.variants}
 
 
 # --- over steps -----------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def _window(results: Results) -> tuple[float, float, str] | None:
     is cut off unless a finished run ends there.
     """
 
-    def losses(run: Run, first: float, last: float) -> list[float]:
+    def losses(run: RunResult, first: float, last: float) -> list[float]:
         points = zip(*run.curve("validation/loss"), strict=True)
         return [loss for step, loss in points if first <= step <= last]
 
@@ -243,8 +243,8 @@ def by_x(results: Results, looks: Looks, relative: bool = False) -> Figure | Non
     given = results.x or {}
     name = str(given.get("name", "x"))
     slug = "".join(c if c.isascii() and c.isalnum() else "_" for c in name) or "x"
-    best = {(v.cell.series, float(v.cell.x)): v for v in representatives(results)
-            if v.cell.x is not None}  # fmt: skip
+    best = {(v.arm.series, float(v.arm.x)): v for v in representatives(results)
+            if v.arm.x is not None}  # fmt: skip
     axis = (str(given.get("label", name)), str(given.get("scale", "linear")))
     if not relative:
         words = (f"loss_by_{slug}", f"Final loss by {name}", _READING)
@@ -261,7 +261,7 @@ def by_rate(results: Results, looks: Looks, name: str) -> Figure | None:
     """Draw final loss against a rate that takes several values, one line per series."""
     chosen: dict[tuple[str, float], Variant] = {}
     for variant in results.variants:
-        key = (variant.cell.series, float(getattr(variant.rates, name, 0.0)))
+        key = (variant.arm.series, float(getattr(variant.rates, name, 0.0)))
         if variant.rates and (key not in chosen or _mean(variant) < _mean(chosen[key])):
             chosen[key] = variant
     words, caption = name.replace("_", " "), _READING
@@ -309,7 +309,7 @@ def _against(
     panels = [Panel(rows)]
     if zoom:
         near = Axis(column, limits=zoom, marks=marks)
-        panels.append(Panel(rows, "the same, enlarged around 0", near))
+        panels.append(Panel(rows, "the same, enlarged around 0", y=near))
     canvas = pictures.lines(
         panels, looks, _x_axis(label, scale, ticks), y, series="series", unit="seed", dots=True,
         height=4.2 + 0.17 * len(above) + 2.8 * bool(zoom), above=above,

@@ -42,13 +42,13 @@ def _warnings(results: Results) -> Iterator[str]:
     left = [run for run in results.runs if run.outcome == UNFINISHED]
     if left:
         verb = "has" if len(left) == 1 else "have"
-        each = shortened(f"{run.cell} seed {run.seed}: {state_text(run)}" for run in left)
+        each = shortened(f"{run.arm} seed {run.seed}: {state_text(run)}" for run in left)
         yield (
             f"This report is not complete: {len(left)} of {len(results.runs)} runs {verb} not "
             f"finished ({each}). Means cover finished runs only; starting the same command again "
             "does what is left."
         )
-    bare = [c.name for c in results.cells if all(run.cell != c.name for run in results.runs)]
+    bare = [c.name for c in results.arms if all(run.arm != c.name for run in results.runs)]
     if bare:
         yield f"No run was planned for {listed(bare)}."
     if len(results.seeds) == 1:
@@ -63,7 +63,7 @@ def _warnings(results: Results) -> Iterator[str]:
 def comparison(results: Results) -> list[Finding]:
     """Return the findings of a grid without an x axis: what hurts, what does not, what diverged."""
     best = representatives(results)
-    base = next((v for v in best if v.cell.series == results.baseline), None)
+    base = next((v for v in best if v.arm.series == results.baseline), None)
     gaps = [(v, difference(v, base)) for v in best if v is not base]
     gaps.sort(key=lambda pair: pair[1].mean or 0.0, reverse=True)
     known = [(v, gap) for v, gap in gaps if gap.mean is not None]
@@ -177,10 +177,10 @@ def _ranks(best: Sequence[Variant]) -> Iterator[str]:
     order = sorted((v for v in best if v.loss.mean is not None), key=lambda v: v.loss.mean or 0.0)
     if len(order) < 2:
         return
-    names = [f"{v.cell.series} {number(v.loss.mean)}" for v in order]
-    names += [f"{v.cell.series} (diverged)" for v in best if v.all_diverged]
+    names = [f"{v.arm.series} {number(v.loss.mean)}" for v in order]
+    names += [f"{v.arm.series} (diverged)" for v in best if v.all_diverged]
     close = [
-        f"{a.cell.series} and {b.cell.series}" for a, b in itertools.pairwise(order)
+        f"{a.arm.series} and {b.arm.series}" for a, b in itertools.pairwise(order)
         if not difference(b, a).excludes_zero
     ]  # fmt: skip
     unsure = f" Not decided between these neighbours: {'; '.join(close)}." if close else ""
@@ -216,7 +216,7 @@ def best_rates(results: Results, best: Sequence[Variant]) -> Iterator[str]:
         f"best ({'; '.join(v.label for v in trained)}), chosen on the same validation text and so "
         "a little flattered; the table compares at equal values."
     )
-    edge = [v.cell.series for v in trained if _at_edge(results, v)]
+    edge = [v.arm.series for v in trained if _at_edge(results, v)]
     if edge:
         text += (
             f" The best lies at the edge of what was tried for {listed(edge)}: a wider range may "
@@ -226,7 +226,7 @@ def best_rates(results: Results, best: Sequence[Variant]) -> Iterator[str]:
 
 
 def _at_edge(results: Results, variant: Variant) -> bool:
-    own = [v.rates for v in results.variants if v.cell.name == variant.cell.name and v.rates]
+    own = [v.rates for v in results.variants if v.arm.name == variant.arm.name and v.rates]
     for name in results.varied:
         tried = {getattr(rates, name) for rates in own}
         ends = (min(tried), max(tried))
@@ -254,10 +254,10 @@ def residual_or_norm(results: Results, best: Iterable[Variant]) -> list[Finding]
     """Say whether removing residual connections or removing normalization hurts more."""
     by_x: dict[float | None, dict[str, Variant]] = {}
     for variant in best:
-        changes = explanations.effective(results, variant.cell)
+        changes = explanations.effective(results, variant.arm)
         for what in _REMOVED:
-            if explanations.removes(changes, variant.cell.rows, what):
-                by_x.setdefault(variant.cell.x, {}).setdefault(what, variant)
+            if explanations.removes(changes, variant.arm.rows, what):
+                by_x.setdefault(variant.arm.x, {}).setdefault(what, variant)
     duels = {
         x: _duel({what: found[what] for what in _REMOVED})
         for x, found in sorted(by_x.items(), key=lambda item: item[0] or 0.0)

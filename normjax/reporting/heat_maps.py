@@ -1,4 +1,4 @@
-"""Heat maps of signals: layer by step, one small panel per variant, one scale for all of them."""
+"""Heat maps of diagnostics: layer by step, a small panel per variant, one scale for all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from normjax.diagnostics import definitions
 from normjax.reporting import drawing
+from normjax.reporting.diagnostics_data import (
+    CHOSEN,
+    SMALLEST_HEAD,
+    Diagnostics,
+    short_title,
+    slug,
+    tidy,
+)
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import VERMILLION
 from normjax.reporting.pictures import Row, by
 from normjax.reporting.results import DIVERGED, Results
-from normjax.reporting.signal_data import CHOSEN, SMALLEST_HEAD, Signals, short_title, slug, tidy
 from normjax.reporting.wording import capital
 
 COLOURS = "cividis"
@@ -28,16 +35,16 @@ COLOURS = "cividis"
 _COLUMNS, _MOST, _DECADES = 4, 16, 5
 
 
-def figures(results: Results, signals: Signals) -> list[Figure]:
-    """Return one figure per signal with layers that some run measured, the chosen ones first."""
-    names = (*CHOSEN, *(name for name in signals.names() if name not in CHOSEN))
-    made = [_heat_map(results, signals, name) for name in names]
+def figures(results: Results, diagnostics: Diagnostics) -> list[Figure]:
+    """Return one figure per diagnostic with layers that a run measured, the chosen ones first."""
+    names = (*CHOSEN, *(name for name in diagnostics.names() if name not in CHOSEN))
+    made = [_heat_map(results, diagnostics, name) for name in names]
     return [figure for figure in made if figure is not None]
 
 
-def _heat_map(results: Results, signals: Signals, name: str) -> Figure | None:
-    definition = definitions.signal(name)
-    rows = tidy(results, signals, name)
+def _heat_map(results: Results, diagnostics: Diagnostics, name: str) -> Figure | None:
+    definition = definitions.diagnostic(name)
+    rows = tidy(results, diagnostics, name)
     every = [row for own in rows.values() for row in own]
     steady = {v.label for v in results.variants if not v.count(DIVERGED)}
     scale, extend = _scale(every, steady, definition.scale == "log")
@@ -57,7 +64,7 @@ def _heat_map(results: Results, signals: Signals, name: str) -> Figure | None:
         f"variants without a diverged run; what lies beyond takes its end.{head}{more}"
     )
     title = f"{title} by block and step"
-    return drawing.figure(f"signal_{slug(name)}", title, caption, canvas, every)
+    return drawing.figure(f"diagnostic_{slug(name)}", title, caption, canvas, every)
 
 
 def _title(label: str, limit: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from normjax.errors import UserError
 from normjax.reporting import statistics
-from normjax.reporting.results import RATES, Cell, Rates, Results, Run, Variant, finite
+from normjax.reporting.results import RATES, PlannedArm, Rates, Results, RunResult, Variant, finite
 from normjax.runs import runlog
 
 
@@ -20,7 +20,7 @@ def load(workdir: Path) -> Results:
         workdir: folder with ``grid.json`` and ``runs/``.
 
     Returns:
-        The results with every planned cell and run.
+        The results with every planned arm and run.
 
     Raises:
         UserError: if there is no usable ``grid.json``.
@@ -28,20 +28,20 @@ def load(workdir: Path) -> Results:
     workdir = Path(workdir)
     plan = _plan(workdir)
     try:
-        cells = tuple(_cell(entry) for entry in plan["cells"])
+        arms = tuple(_arm(entry) for entry in plan["arms"])
         runs = tuple(_run(workdir, entry) for entry in plan["runs"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"workdir={workdir}: grid.json has no usable cells and runs ({error!r}); "
+            f"workdir={workdir}: grid.json has no usable arms and runs ({error!r}); "
             "start the experiment again in a new workdir"
         ) from error
     for run in runs:
-        if all(run.cell != cell.name for cell in cells):
+        if all(run.arm != arm.name for arm in arms):
             raise UserError(
-                f"workdir={workdir}: run {run.id} belongs to cell {run.cell!r}, which grid.json "
+                f"workdir={workdir}: run {run.id} belongs to arm {run.arm!r}, which grid.json "
                 "does not list; start the experiment again in a new workdir"
             )
-    results = Results(workdir, plan, cells, runs)
+    results = Results(workdir, plan, arms, runs)
     return dataclasses.replace(results, variants=tuple(_variants(results)))
 
 
@@ -66,9 +66,9 @@ def _plan(workdir: Path) -> dict[str, Any]:
     return plan
 
 
-def _cell(entry: dict[str, Any]) -> Cell:
+def _arm(entry: dict[str, Any]) -> PlannedArm:
     parameters = finite(entry.get("parameters"))
-    return Cell(
+    return PlannedArm(
         name=str(entry["name"]), series=str(entry.get("series") or entry["name"]),
         x=finite(entry.get("x")), title=str(entry.get("title") or entry["name"]),
         description=str(entry.get("description") or ""), changes=dict(entry.get("changes") or {}),
@@ -87,15 +87,15 @@ def _object(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _run(workdir: Path, entry: dict[str, Any]) -> Run:
+def _run(workdir: Path, entry: dict[str, Any]) -> RunResult:
     folder = runlog.run_folder(workdir, str(entry["id"]))
     status = _object(folder / "status.json")
     evaluations = tuple(runlog.read_metrics(folder))
     at, time = finite(status.get("diverged_at")), status.get("time")
     known = time if isinstance(time, dict) else {}
     last = evaluations[-1]["step"] if evaluations else 0
-    return Run(
-        id=str(entry["id"]), cell=str(entry["cell"]), seed=int(entry["seed"]),
+    return RunResult(
+        id=str(entry["id"]), arm=str(entry["arm"]), seed=int(entry["seed"]),
         rates=Rates(steps=int(entry["steps"]), **{name: float(entry[name]) for name in RATES}),
         state=str(status.get("state") or ("interrupted" if evaluations else "missing")),
         step=max(int(finite(status.get("step")) or 0), last),
@@ -111,42 +111,42 @@ _TIMES = ("compile_s", "train_s", "peak_memory_mb")
 
 def _variants(results: Results) -> Iterable[Variant]:
     drafts = []
-    for cell in results.cells:
-        groups: dict[Rates | None, list[Run]] = {}
+    for arm in results.arms:
+        groups: dict[Rates | None, list[RunResult]] = {}
         for run in results.runs:
-            if run.cell == cell.name:
+            if run.arm == arm.name:
                 groups.setdefault(run.rates, []).append(run)
         for rates, runs in (groups or {None: []}).items():
             losses = [run.final_loss for run in runs if run.final_loss is not None]
-            drafts.append(Variant(cell, rates, tuple(runs), statistics.estimate(losses)))
+            drafts.append(Variant(arm, rates, tuple(runs), statistics.estimate(losses)))
     ranks = _ranks(drafts)
     baselines = {
-        (v.cell.x, v.rates): v for v in reversed(drafts) if v.cell.series == results.baseline
+        (v.arm.x, v.rates): v for v in reversed(drafts) if v.arm.series == results.baseline
     }
     for v in drafts:
-        base = baselines.get((v.cell.x, v.rates))
-        other = base is not None and v.cell.series != results.baseline
+        base = baselines.get((v.arm.x, v.rates))
+        other = base is not None and v.arm.series != results.baseline
         yield dataclasses.replace(
             v, difference=statistics.paired(v.losses, base.losses) if other and base else None,
-            rank=ranks.get((v.cell.name, v.rates)), label=_label(results, v),
+            rank=ranks.get((v.arm.name, v.rates)), label=_label(results, v),
         )  # fmt: skip
 
 
 def _ranks(variants: list[Variant]) -> dict[tuple[str, Rates | None], int]:
     """Rank within each x: by mean loss, all-diverged variants share the last place."""
     ranks = {}
-    for x in {v.cell.x for v in variants}:
-        here = [v for v in variants if v.cell.x == x]
+    for x in {v.arm.x for v in variants}:
+        here = [v for v in variants if v.arm.x == x]
         trained = [v for v in here if v.loss.mean is not None]
         trained.sort(key=lambda v: v.loss.mean or 0)
         places = [*enumerate(trained, 1), *((len(trained) + 1, v) for v in here if v.all_diverged)]
-        ranks |= {(v.cell.name, v.rates): place for place, v in places}
+        ranks |= {(v.arm.name, v.rates): place for place, v in places}
     return ranks
 
 
 def _label(results: Results, variant: Variant) -> str:
     """Return the series name with the x and the rates that vary, to tell variants apart."""
     extra = results.panel_title(results.panel_key(variant))
-    same = [c for c in results.cells if c.series == variant.cell.series and c.x == variant.cell.x]
-    name = variant.cell.series if len(same) == 1 else variant.cell.name
+    same = [c for c in results.arms if c.series == variant.arm.series and c.x == variant.arm.x]
+    name = variant.arm.series if len(same) == 1 else variant.arm.name
     return f"{name}, {extra}" if extra else name

@@ -9,16 +9,17 @@ from typing import Any
 from markupsafe import Markup
 
 from normjax.reporting import (
+    diagnostics_page,
     explanations,
     findings,
     palette,
     prediction_words,
-    signal_page,
     statistics,
     tables,
     trends,
     wording,
 )
+from normjax.reporting.diagnostics_data import Diagnostics
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import (
     RUN,
@@ -36,8 +37,7 @@ from normjax.reporting.html import (
 )
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged
-from normjax.reporting.results import Results, Run, Variant
-from normjax.reporting.signal_data import Signals
+from normjax.reporting.results import Results, RunResult, Variant
 from normjax.reporting.tables import Table, dotted, interval, number, stacked, tag, view
 from normjax.reporting.wording import DETAIL, MAIN, WARNING, Finding, runs_text
 
@@ -46,7 +46,7 @@ Looks = Mapping[str, Look]
 
 def render(
     results: Results, figures: Sequence[tuple[Figure, str]], looks: Looks,
-    judged: Judged | None = None, signals: Signals | None = None,
+    judged: Judged | None = None, diagnostics: Diagnostics | None = None,
 ) -> str:  # fmt: skip
     """Return the page as one self-contained HTML text.
 
@@ -55,20 +55,28 @@ def render(
         figures: each figure with its SVG text.
         looks: colour and marker by series.
         judged: a prediction and its score, where there is one.
-        signals: what the runs measured inside, where that is known.
+        diagnostics: what the runs measured inside, where that is known.
 
     Returns:
         HTML without scripts or external resources. All text from files is escaped.
     """
     pictures = {figure.name: picture(figure, svg) for figure, svg in figures}
     said = [*findings.warnings(results), *trends.answer(results)]
-    if signals is not None and signals.self_test is not None and not signals.self_test.sound:
-        said.insert(0, Finding(WARNING, str(signals.self_test)))
+    if (
+        diagnostics is not None
+        and diagnostics.self_test is not None
+        and not diagnostics.self_test.sound
+    ):
+        said.insert(0, Finding(WARNING, str(diagnostics.self_test)))
     texts = {kind: [f.text for f in said if f.kind == kind] for kind in wording.KINDS}
-    inside = [] if signals is None else signal_page.sections(results, signals, pictures, looks)
+    inside = (
+        []
+        if diagnostics is None
+        else diagnostics_page.sections(results, diagnostics, pictures, looks)
+    )
     predicted = prediction_words.section(judged, results, looks, pictures.pop("prediction", None))
     decoder = _decoder(results, looks, pictures.pop("decoder", None))
-    more = signal_page.definitions_and_bands() if inside else []
+    more = diagnostics_page.definitions_and_bands() if inside else []
     plan, expected = results.plan, results.plan.get("hypothesis")
     return Page(
         str(plan.get("title") or "Report"), str(plan.get("question") or ""),
@@ -94,16 +102,16 @@ def _ranking(results: Results, looks: Looks) -> Section:
 
     def name(v: Variant) -> Markup:
         label = v.label
-        if x is not None and v.cell.x is not None:  # the heading of its rows says that
-            label = label.replace(f", {x['name']} {v.cell.x:g}", "", 1)
-        title = v.cell.title if v.cell.title != label and not x else ""
-        return stacked(dotted(looks[v.cell.series].colour, label), title)
+        if x is not None and v.arm.x is not None:  # the heading of its rows says that
+            label = label.replace(f", {x['name']} {v.arm.x:g}", "", 1)
+        title = v.arm.title if v.arm.title != label and not x else ""
+        return stacked(dotted(looks[v.arm.series].colour, label), title)
 
     def difference(v: Variant) -> Any:
-        return "baseline" if v.cell.series == base else interval(v.difference, signed=True)
+        return "baseline" if v.arm.series == base else interval(v.difference, signed=True)
 
     def plot(v: Variant) -> Markup:
-        paint = palette.variable(looks[v.cell.series].colour)
+        paint = palette.variable(looks[v.arm.series].colour)
         return _interval_plot(v, gaps[v.label], window, paint)
 
     def perplexity(v: Variant) -> Any:
@@ -120,8 +128,8 @@ def _ranking(results: Results, looks: Looks) -> Section:
         view("", plot),
         view(stacked("Perplexity", "bits"), perplexity, "n"),
         view("Runs finished", lambda v: stacked(*runs_text(v).split(", "))),
-        view("Parameters", lambda v: _thousands(v.cell.parameters), "n"),
-    ], group=lambda v: f"{x['name']} {v.cell.x:g}" if x and v.cell.x is not None else ""
+        view("Parameters", lambda v: _thousands(v.arm.parameters), "n"),
+    ], group=lambda v: f"{x['name']} {v.arm.x:g}" if x and v.arm.x is not None else ""
     )  # fmt: skip
     lead = muted(
         "Validation loss at the last step in nats per {unit}, lower is better. Intervals are 95 %"
@@ -176,24 +184,24 @@ def _decoder(results: Results, looks: Looks, diagram: Any) -> Section:
     """Return what is changed: the diagram, the parts, and the equation of every series."""
     form = explanations.equation(results.plan.get("rows") or {})
     changes = explanations.series_changes(results)
-    marks = iter(range(1, len(results.cells) + 1))
+    marks = iter(range(1, len(results.arms) + 1))
     numbers = {s: "" if s == results.baseline else next(marks) for s in changes}
-    cells = {s: [c for c in results.cells if c.series == s] for s in changes}
+    arms = {s: [c for c in results.arms if c.series == s] for s in changes}
 
     def name(s: str) -> Markup:
-        title = "" if results.x or cells[s][0].title == s else cells[s][0].title
+        title = "" if results.x or arms[s][0].title == s else arms[s][0].title
         return stacked(dotted(looks[s].colour, s), title)
 
     def words(s: str) -> Markup:
         changed = explanations.change_text(changes[s])
         code = Markup(" ") + tag("code", changed) if changed else ""
-        return Markup("{}{}").format(cells[s][0].description, code)
+        return Markup("{}{}").format(arms[s][0].description, code)
 
     def equation(s: str) -> str:
-        return explanations.effect(results, changes[s], cells[s][0].rows)
+        return explanations.effect(results, changes[s], arms[s][0].rows)
 
     def parameters(s: str) -> Markup:
-        counts = sorted({c.parameters for c in cells[s] if c.parameters is not None})
+        counts = sorted({c.parameters for c in arms[s] if c.parameters is not None})
         return Markup("<br>").join(f"{count:,}" for count in counts)
 
     table = Table([
@@ -318,23 +326,23 @@ def _machine(results: Results) -> Iterator[tuple[str, Markup]]:
 
 
 def _runs(results: Results, looks: Looks) -> Table:
-    cells = {cell.name: cell for cell in results.cells}
+    arms = {arm.name: arm for arm in results.arms}
 
-    def state(run: Run) -> str:
+    def state(run: RunResult) -> str:
         return wording.state_text(run) + (f" ({run.reason})" if run.reason else "")
 
-    def skipped(run: Run) -> int:
+    def skipped(run: RunResult) -> int:
         return max([int(e.get("update/skipped") or 0) for e in run.evaluations], default=0)
 
-    def name(run: Run) -> Markup:
-        return dotted(looks[cells[run.cell].series].colour, run.cell)
+    def name(run: RunResult) -> Markup:
+        return dotted(looks[arms[run.arm].series].colour, run.arm)
 
-    def seconds(run: Run) -> str | None:
+    def seconds(run: RunResult) -> str | None:
         return f"{run.time['train_s']:.1f}" if "train_s" in run.time else None
 
     return Table([
         view("Run", lambda run: tag("code", run.id), "id"),
-        view("Cell", name, "name"),
+        view("Arm", name, "name"),
         view("Seed", lambda run: run.seed, "n"),
         view("Learning rate", lambda run: run.rates.learning_rate, "n"),
         view("Weight decay", lambda run: run.rates.weight_decay, "n"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from normjax.predictions import record
-from normjax.predictions.prediction import LOSSES, SERIES, Entry, Prediction
+from normjax.predictions.prediction import LOSSES, SERIES, Expected, Prediction
 from normjax.reporting import rank_correlation, statistics
 from normjax.reporting.rank_correlation import Correlation
 from normjax.reporting.results import DIVERGED, Results, Variant
@@ -30,7 +30,7 @@ class Item:
       parameters: mean number over its variants; None where unknown.
     """
 
-    entry: Entry
+    entry: Expected
     series: str
     losses: dict[int, float]
     diverged: bool
@@ -137,7 +137,7 @@ def judge(results: Results) -> Judged | None:
         return Judged(stored)
     found = {entry.name: _item(results, entry, prediction) for entry in prediction.entries}
     items = [item for item in found.values() if item is not None]
-    there = results.series if prediction.subject == SERIES else [c.name for c in results.cells]
+    there = results.series if prediction.subject == SERIES else [c.name for c in results.arms]
     enough = len(items) >= (1 if prediction.kind == LOSSES else 2)
     return Judged(
         stored, score(items, prediction.kind) if enough else None,
@@ -223,20 +223,20 @@ def _correlation(
     return Correlation(found.value, found.p, found.exact, low, high)
 
 
-def _item(results: Results, entry: Entry, prediction: Prediction) -> Item | None:
+def _item(results: Results, entry: Expected, prediction: Prediction) -> Item | None:
     """Return an entry with its outcome; None where it was not run or has not finished."""
     best = representatives(results)
     series = prediction.subject == SERIES
-    own = [v for v in best if entry.name == (v.cell.series if series else v.cell.name)]
+    own = [v for v in best if entry.name == (v.arm.series if series else v.arm.name)]
     if not own:
         return None
     diverged, by_seed = any(v.all_diverged for v in own), _mean_losses(own)
     if not diverged and (not by_seed or any(v.loss.mean is None for v in own)):
         return None
-    counts = [v.cell.parameters for v in own if v.cell.parameters is not None]
+    counts = [v.arm.parameters for v in own if v.arm.parameters is not None]
     parameters = math.fsum(counts) / len(counts) if len(counts) == len(own) else None
     lost = sum(v.count(DIVERGED) for v in own)
-    return Item(entry, own[0].cell.series, by_seed, diverged, lost, parameters)
+    return Item(entry, own[0].arm.series, by_seed, diverged, lost, parameters)
 
 
 def _mean_losses(variants: Sequence[Variant]) -> dict[int, float]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normjax.reporting import (
+    diagnostics_data,
     explanations,
     findings,
     loading,
     palette,
     prediction,
     prediction_words,
-    signal_data,
     tables,
     trends,
 )
@@ -35,11 +35,11 @@ def _rate(name: str) -> Column:
     return Column(name, lambda v: getattr(v.rates, name, None))
 
 
-# A row is a run, its cell and an evaluation. Columns that hold times stand last, so that all others
+# A row is a run, its arm and an evaluation. Columns that hold times stand last, so that all others
 # of two equal runs agree byte for byte.
 RESULTS = Table([
     Column("run", lambda row: row[0].id),
-    Column("cell", lambda row: row[0].cell),
+    Column("arm", lambda row: row[0].arm),
     Column("series", lambda row: row[1].series),
     Column("x", lambda row: row[1].x),
     Column("seed", lambda row: row[0].seed),
@@ -62,9 +62,9 @@ def _gap(variant: Variant) -> Estimate:
 
 
 SUMMARY = Table([
-    Column("cell", lambda v: v.cell.name),
-    Column("series", lambda v: v.cell.series),
-    Column("x", lambda v: v.cell.x),
+    Column("arm", lambda v: v.arm.name),
+    Column("series", lambda v: v.arm.series),
+    Column("x", lambda v: v.arm.x),
     *(_rate(name) for name in (*RATES, "steps")),
     Column("runs", lambda v: len(v.runs)),
     Column("finished", lambda v: v.count(FINISHED)),
@@ -82,7 +82,7 @@ SUMMARY = Table([
     Column("difference_high", lambda v: _gap(v).high),
     Column("pairs", lambda v: _gap(v).n),
     view("runs", runs_text),
-    Column("parameters", lambda v: v.cell.parameters),
+    Column("parameters", lambda v: v.arm.parameters),
 ])  # fmt: skip
 
 
@@ -106,20 +106,20 @@ def write(workdir: Path) -> Path:
 
     results = loading.load(Path(workdir))
     folder = results.workdir
-    cells = {cell.name: cell for cell in results.cells}
-    lines = ((r, cells[r.cell], line) for r in results.runs for line in r.evaluations or ({},))
+    arms = {arm.name: arm for arm in results.arms}
+    lines = ((r, arms[r.arm], line) for r in results.runs for line in r.evaluations or ({},))
     tables.write_text(folder / "results.csv", RESULTS.csv(lines))
     tables.write_text(folder / "summary.csv", SUMMARY.csv(results.variants))
-    signals = signal_data.load(results)
-    signal_data.write(results, signals)
+    diagnostics = diagnostics_data.load(results)
+    diagnostics_data.write(results, diagnostics)
     looks = palette.looks(results.series, results.baseline, explanations.colours(results))
     judged = prediction.judge(results)
     fingerprint = results.plan.get("corpus", {}).get("fingerprint", "unknown")
     drawn = _saved(
         folder, f"{results.plan.get('command', '')} (corpus {fingerprint})",
-        lambda: figures.all_figures(results, looks, judged, signals),
+        lambda: figures.all_figures(results, looks, judged, diagnostics),
     )  # fmt: skip
-    text = page.render(results, drawn, looks, judged, signals)
+    text = page.render(results, drawn, looks, judged, diagnostics)
     return tables.write_text(folder / "report.html", text)
 
 

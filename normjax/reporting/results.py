@@ -20,7 +20,7 @@ RATES = ("learning_rate", "weight_decay", "init_scale")
 
 
 class Rates(NamedTuple):
-    """What the runs of one variant share besides their cell."""
+    """What the runs of one variant share besides their arm."""
 
     learning_rate: float
     weight_decay: float
@@ -29,7 +29,7 @@ class Rates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedArm:
     """A planned configuration; ``series`` and ``x`` say on which line and where it is drawn."""
 
     name: str
@@ -45,11 +45,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResult:
     """A planned run with what its folder holds; ``state`` is "missing" without a folder."""
 
     id: str
-    cell: str
+    arm: str
     seed: int
     rates: Rates
     state: str
@@ -89,15 +89,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Variant:
-    """A cell at one combination of rates: the runs that differ in their seed only.
+    """An arm at one combination of rates: the runs that differ in their seed only.
 
     ``loss`` is over finished runs; ``difference`` to the baseline of the same x and rates is
     paired by seed (None for the baseline itself and where there is no such baseline).
     """
 
-    cell: Cell
+    arm: PlannedArm
     rates: Rates | None
-    runs: tuple[Run, ...]
+    runs: tuple[RunResult, ...]
     loss: Estimate
     difference: Estimate | None = None
     rank: int | None = None
@@ -120,12 +120,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Results:
-    """The plan (grid.json), its cells and its variants in plan order."""
+    """The plan (grid.json), its arms and its variants in plan order."""
 
     workdir: Path
     plan: dict[str, Any]
-    cells: tuple[Cell, ...]
-    runs: tuple[Run, ...]
+    arms: tuple[PlannedArm, ...]
+    runs: tuple[RunResult, ...]
     variants: tuple[Variant, ...] = field(default=())
 
     @property
@@ -136,7 +136,7 @@ class Results:
     @property
     def series(self) -> tuple[str, ...]:
         """Series names in plan order, once each."""
-        return tuple(dict.fromkeys(cell.series for cell in self.cells))
+        return tuple(dict.fromkeys(arm.series for arm in self.arms))
 
     @property
     def x(self) -> dict[str, Any] | None:
@@ -174,15 +174,15 @@ class Results:
         """
 
         def place(v: Variant) -> tuple:
-            return (v.cell.x or 0.0, v.loss.mean is None, v.rank is None, v.loss.mean or 0.0)
+            return (v.arm.x or 0.0, v.loss.mean is None, v.rank is None, v.loss.mean or 0.0)
 
-        return sorted(self.variants, key=lambda v: (v.cell.x is None, *place(v)))
+        return sorted(self.variants, key=lambda v: (v.arm.x is None, *place(v)))
 
     def gaps(self, variant: Variant) -> dict[int, float]:
         """Return by seed what a variant's losses lie above those of the baseline beside it."""
-        place = (variant.cell.x, variant.rates)
+        place = (variant.arm.x, variant.rates)
         for base in self.variants if variant.difference is not None else ():
-            if base.cell.series == self.baseline and (base.cell.x, base.rates) == place:
+            if base.arm.series == self.baseline and (base.arm.x, base.rates) == place:
                 return statistics.differences(variant.losses, base.losses)
         return {}
 
@@ -196,7 +196,7 @@ class Results:
     def panel_key(self, variant: Variant) -> tuple[Any, ...]:
         """Return ``(x, rates that vary...)`` of a variant."""
         rates = [getattr(variant.rates, name) if variant.rates else None for name in self.varied]
-        return (variant.cell.x, *rates)
+        return (variant.arm.x, *rates)
 
     def panel_title(self, key: tuple[Any, ...]) -> str:
         """Return a panel's heading, such as ``depth 4, learning rate 0.001``; "" for only one."""

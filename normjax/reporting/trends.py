@@ -46,8 +46,8 @@ def lines(results: Results) -> Lines:
     """Return the representative variant of every series at every x, x ascending."""
     found: Lines = {name: {} for name in results.series}
     for variant in representatives(results):
-        if variant.cell.x is not None:
-            found[variant.cell.series][variant.cell.x] = variant
+        if variant.arm.x is not None:
+            found[variant.arm.series][variant.arm.x] = variant
     return {name: dict(sorted(points.items())) for name, points in found.items()}
 
 
@@ -129,7 +129,7 @@ def _best(results: Results, every: Lines) -> Iterator[str]:
     for x in sorted({x for points in every.values() for x in points}):
         here = [points[x] for points in every.values() if x in points]
         here = sorted((v for v in here if v.loss.mean is not None), key=lambda v: v.loss.mean or 0)
-        shown = [f"{v.cell.series} ({number(v.loss.mean)})" for v in here[:2]]
+        shown = [f"{v.arm.series} ({number(v.loss.mean)})" for v in here[:2]]
         if len(here) > 1 and difference(here[1], here[0]).excludes_zero:
             del shown[1]
         each.append(f"at {_at(results, x)} {', not separated from '.join(shown) or 'none'}")

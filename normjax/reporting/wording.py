@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from normjax.reporting import explanations, statistics
-from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, Run, Variant
+from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED, Results, RunResult, Variant
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number
 
@@ -23,10 +23,10 @@ class Finding:
 
 
 def representatives(results: Results) -> list[Variant]:
-    """Return one variant per cell: its only one, or the best of the rates that were tried."""
+    """Return one variant per arm: its only one, or the best of the rates that were tried."""
     chosen = []
-    for cell in results.cells:
-        variants = [v for v in results.variants if v.cell.name == cell.name]
+    for arm in results.arms:
+        variants = [v for v in results.variants if v.arm.name == arm.name]
         chosen.append(min(variants, key=lambda v: (v.loss.mean is None, v.loss.mean or 0.0)))
     return chosen
 
@@ -38,8 +38,8 @@ def no_baseline(results: Results) -> str:
 
 def subject(results: Results, variant: Variant) -> str:
     """Return a variant as a noun phrase, such as ``removing attention (its name)``."""
-    name = variant.cell.series
-    phrase = explanations.action(explanations.effective(results, variant.cell), variant.cell.rows)
+    name = variant.arm.series
+    phrase = explanations.action(explanations.effective(results, variant.arm), variant.arm.rows)
     return f"{phrase} ({name})" if phrase else f"the variant {name}"
 
 
@@ -79,7 +79,7 @@ def references(results: Results) -> str:
     )
 
 
-def state_text(run: Run) -> str:
+def state_text(run: RunResult) -> str:
     """Return how a run stands, in words."""
     if run.outcome == DIVERGED:
         return "diverged" if run.diverged_at is None else f"diverged at step {run.diverged_at}"

@@ -116,7 +116,7 @@ class CohortRun:
 
     def _record(self, run: grid.Run) -> dict[str, Any]:
         return {
-            "format": grid.FORMAT, "id": run.id, "cell": run.cell.name, "seed": run.hyper.seed,
+            "format": grid.FORMAT, "id": run.id, "arm": run.arm.name, "seed": run.hyper.seed,
             "hyper": run.hyper._asdict(), "model": run.config.model.identity(),
             "data": configs.to_dict(run.config.data) | {"fingerprint": self._corpus.fingerprint},
             "train": configs.to_dict(run.config.train),
@@ -250,7 +250,7 @@ class CohortRun:
         started = time.perf_counter()
         values = self._measure(self._batches(step, 1)[:, 0])
         for i, folder in enumerate(self._folders):
-            log.append_signals(folder, step, {name: value[i] for name, value in values.items()})
+            log.append_diagnostics(folder, step, {name: value[i] for name, value in values.items()})
         self._seconds += time.perf_counter() - started
 
     def _evaluates_at(self, step: int) -> bool:

@@ -1,6 +1,6 @@
-"""A grid: cells (what is changed) times seeds and rates, as runs, grouped into cohorts.
+"""A grid: arms (what is changed) times seeds and rates, as runs, grouped into cohorts.
 
-A *cell* changes the program: placement, depth, a removed part. Its runs differ in what is an array:
+A *arm* changes the program: placement, depth, a removed part. Its runs differ in what is an array:
 seed, learning rate, weight decay, initial scale. Runs of one program form a *cohort* and train
 together. A run's name ends in a hash of all that defines its result, so that a grid started again
 knows what it has.
@@ -31,7 +31,7 @@ MAX_SEEDS = 10_000
 # How a run is computed, not what it computes: not part of its name.
 MANNER = (
     *("chunk_steps", "checkpoint_seconds", "checkpoint_every", "keep_checkpoints"),
-    *("parallel", "lanes", "signals", "signal_points", "signal_every"),
+    *("parallel", "lanes", "diagnostics", "diagnostic_points", "diagnostic_every"),
 )
 
 
@@ -43,7 +43,7 @@ class GridConfig:
         3, "runs per variant, with seeds first_seed, first_seed + 1, ...", least=1, most=MAX_SEEDS
     )
     first_seed: int = field(0, "the first seed", least=0, most=MAX_SEED)
-    variants: tuple[str, ...] = field((), "names of the variants to run; empty: all")
+    arms: tuple[str, ...] = field((), "names of the arms to run; empty: all")
     learning_rates: tuple[float, ...] = field(
         (),
         "peak learning rates; empty: train.learning_rate",
@@ -78,7 +78,7 @@ class ExperimentConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """The number that an experiment varies besides the series, such as depth."""
 
     name: str
@@ -87,7 +87,7 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Arm:
     """One program of the grid: a name and what it changes in the configuration."""
 
     name: str
@@ -110,7 +110,7 @@ class Question:
     hypothesis: str
     baseline: str
     notes: tuple[str, ...] = ()
-    x: Axis | None = None
+    x: SweepAxis | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Run:
     """One training run."""
 
     id: str
-    cell: Cell
+    arm: Arm
     config: ExperimentConfig
     hyper: Hyper
 
@@ -126,7 +126,7 @@ class Run:
         """Return the run as grid.json lists it."""
         seed, rate, decay, scale = self.hyper
         return {
-            "id": self.id, "cell": self.cell.name, "seed": seed, "learning_rate": rate,
+            "id": self.id, "arm": self.arm.name, "seed": seed, "learning_rate": rate,
             "weight_decay": decay, "init_scale": scale, "steps": self.config.train.steps,
         }  # fmt: skip
 
@@ -144,29 +144,28 @@ class CohortPlan:
 
     @property
     def name(self) -> str:
-        """The names of its cells."""
-        return " + ".join(dict.fromkeys(run.cell.name for run in self.runs))
+        """The names of its arms."""
+        return " + ".join(dict.fromkeys(run.arm.name for run in self.runs))
 
     def model(self, vocabulary: int) -> Decoder:
         """The decoder that the runs train."""
         return Decoder(self.config.model, vocabulary, self.config.data.window)
 
 
-def select(cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
-    """Return the cells whose series or name is listed; all of them for an empty list."""
+def select(arms: Sequence[Arm], names: Sequence[str]) -> list[Arm]:
+    """Return the arms whose series or name is listed; all of them for an empty list."""
     if not names:
-        return list(cells)
-    known = list(dict.fromkeys(n for cell in cells for n in (cell.series or cell.name, cell.name)))
+        return list(arms)
+    known = list(dict.fromkeys(n for arm in arms for n in (arm.series or arm.name, arm.name)))
     for name in names:
         if name not in known:
             raise UserError(
-                f"config.grid.variants={name}: must be among {', '.join(known)}"
-                f"{suggest(name, known)}"
+                f"config.grid.arms={name}: must be among {', '.join(known)}{suggest(name, known)}"
             )
-    return [cell for cell in cells if {cell.name, cell.series} & set(names)]
+    return [arm for arm in arms if {arm.name, arm.series} & set(names)]
 
 
-def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None:
+def check(config: ExperimentConfig, arms: Sequence[Arm], devices: int) -> None:
     """Raise :class:`UserError` for anything in the grid that cannot be run."""
     g = config.grid
     configs.check(config)
@@ -176,23 +175,23 @@ def check(config: ExperimentConfig, cells: Sequence[Cell], devices: int) -> None
             f" seeds={g.seeds}; pass --config.grid.first_seed=0"
         )
     bands.adjusted(config.verdict.bands)
-    for cell in cells:
-        changed = configs.replace(config, cell.changes)
+    for arm in arms:
+        changed = configs.replace(config, arm.changes)
         decoder_config.check(changed.model)
         train.check(changed.train, devices if changed.train.parallel == "data" else 1)
 
 
-def plan(config: ExperimentConfig, cells: Sequence[Cell], fingerprint: str) -> list[CohortPlan]:
-    """Return the cohorts of a grid, in the order of its cells.
+def plan(config: ExperimentConfig, arms: Sequence[Arm], fingerprint: str) -> list[CohortPlan]:
+    """Return the cohorts of a grid, in the order of its arms.
 
     Args:
-      config: the experiment's configuration, which each cell changes.
-      cells: what is varied besides seeds and rates.
+      config: the experiment's configuration, which each arm changes.
+      arms: what is varied besides seeds and rates.
       fingerprint: of the corpus; it is part of what defines a run.
     """
     g, groups = config.grid, {}
-    for cell in cells:
-        changed = configs.replace(config, cell.changes)
+    for arm in arms:
+        changed = configs.replace(config, arm.changes)
         t = changed.train
         hypers = [
             Hyper(g.first_seed + seed, rate, decay, scale)
@@ -203,7 +202,7 @@ def plan(config: ExperimentConfig, cells: Sequence[Cell], fingerprint: str) -> l
         ]  # fmt: skip
         for hyper in hypers:
             identity = _identity(changed, hyper, fingerprint)
-            run = Run(f"{cell.name}-s{hyper.seed}-{configs.digest(identity)}", cell, changed, hyper)
+            run = Run(f"{arm.name}-s{hyper.seed}-{configs.digest(identity)}", arm, changed, hyper)
             identity.pop("hyper")
             groups.setdefault(configs.digest(identity, 64), []).append(run)
     return [CohortPlan(tuple(runs)) for runs in groups.values()]
@@ -212,7 +211,7 @@ def plan(config: ExperimentConfig, cells: Sequence[Cell], fingerprint: str) -> l
 def identity(question: Question, config: ExperimentConfig, fingerprint: str) -> str:
     """Return the SHA-256 of what a grid asks: question, configuration, corpus, rates.
 
-    Its extent (seeds, variants, depths) and how it is computed are no part of it: a grid that is
+    Its extent (seeds, arms, depths) and how it is computed are no part of it: a grid that is
     given more seeds asks the same.
     """
     asked = _identity(config, Hyper(0, 0.0, 0.0, 0.0), fingerprint)

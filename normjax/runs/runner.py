@@ -12,7 +12,7 @@ from normjax import configs, plugins
 from normjax.data import corpora
 from normjax.data.corpora import AnyCorpus
 from normjax.decoder import Decoder
-from normjax.diagnostics import postmortem
+from normjax.diagnostics import autopsy_record
 from normjax.diagnostics.autopsy import autopsy
 from normjax.errors import UserError
 from normjax.predictions import given, record
@@ -29,7 +29,7 @@ from normjax.runs.experiment import (
     stop_on_signals,
     working_in,
 )
-from normjax.runs.grid import Cell, CohortPlan, ExperimentConfig, Question
+from normjax.runs.grid import Arm, CohortPlan, ExperimentConfig, Question
 from normjax.runs.progress import Progress, TimeLeft
 
 MOST_REPLAYED = 2000
@@ -37,7 +37,7 @@ MOST_REPLAYED = 2000
 
 
 def carry_out(
-    question: Question, cells: Sequence[Cell], config: ExperimentConfig, options: Options
+    question: Question, arms: Sequence[Arm], config: ExperimentConfig, options: Options
 ) -> Outcome | None:
     """Run what is left of a grid and write its report; return its headline and its page.
 
@@ -48,22 +48,22 @@ def carry_out(
       LockedError: another process works in the workdir.
       Interrupted: a signal asked to stop; all is saved.
     """
-    every, cells = cells, grid.select(cells, config.grid.variants)
+    every, arms = arms, grid.select(arms, config.grid.arms)
     devices = jax.local_devices()
-    grid.check(config, cells, len(devices))
+    grid.check(config, arms, len(devices))
     check_workdir(options.workdir)
     corpus = corpora.open_corpus(config.data)
-    cohorts = grid.plan(config, cells, corpus.fingerprint)
+    cohorts = grid.plan(config, arms, corpus.fingerprint)
     asked = grid.identity(question, config, corpus.fingerprint)
     prediction = given.prepare(
-        options.predict, _candidates(every, cells), options.workdir, asked, options.dry_run
+        options.predict, _candidates(every, arms), options.workdir, asked, options.dry_run
     )
     if options.dry_run:
         print(estimates.describe(cohorts, corpus, devices))
         return None
     try:
         with working_in(options), stop_on_signals() as stop:
-            plan = _record(question, cells, config, corpus, cohorts, options.command)
+            plan = _record(question, arms, config, corpus, cohorts, options.command)
             argument = f"--predict={options.predict}"
             stored = record.settle(options.workdir, argument, prediction, asked)
             plan |= {"identity": asked, **({"prediction": stored} if stored else {})}
@@ -82,35 +82,34 @@ def carry_out(
         ) from None
 
 
-def _candidates(every: Sequence[Cell], planned: Sequence[Cell]) -> list[Candidate]:
+def _candidates(every: Sequence[Arm], planned: Sequence[Arm]) -> list[Candidate]:
     """Return what a prediction may name: variants, and the series of several of them."""
-    names = {cell.name for cell in planned}
+    names = {arm.name for arm in planned}
     found = [
-        Candidate(cell.name, cell.title, cell.description, planned=cell.name in names)
-        for cell in every
+        Candidate(arm.name, arm.title, arm.description, planned=arm.name in names) for arm in every
     ]
-    running = {cell.series for cell in planned}
-    taken = {cell.name for cell in every}
-    lines = dict.fromkeys(cell.series for cell in every if cell.series not in ("", *taken))
+    running = {arm.series for arm in planned}
+    taken = {arm.name for arm in every}
+    lines = dict.fromkeys(arm.series for arm in every if arm.series not in ("", *taken))
     return found + [Candidate(name, subject=SERIES, planned=name in running) for name in lines]
 
 
 def _record(
-    question: Question, cells: Sequence[Cell], config: ExperimentConfig, corpus: AnyCorpus,
+    question: Question, arms: Sequence[Arm], config: ExperimentConfig, corpus: AnyCorpus,
     cohorts: Sequence[CohortPlan], command: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the plan as grid.json holds it: the report is made from this and the run folders."""
     models = {}
-    for cell in cells:
-        changed = configs.replace(config, cell.changes)
-        models[cell.name] = Decoder(changed.model, corpus.vocabulary_size, changed.data.window)
+    for arm in arms:
+        changed = configs.replace(config, arm.changes)
+        models[arm.name] = Decoder(changed.model, corpus.vocabulary_size, changed.data.window)
     final = config.train.final_windows
     windows, weights = corpus.evaluation_set(config.data.window, final)
     between, _ = corpus.evaluation_set(config.data.window, config.train.evaluation_windows)
     task = corpus.task_record()
-    series = {cell.series or cell.name for cell in cells}
+    series = {arm.series or arm.name for arm in arms}
     baseline = (
-        question.baseline if question.baseline in series else (cells[0].series or cells[0].name)
+        question.baseline if question.baseline in series else (arms[0].series or arms[0].name)
     )
     return {
         "format": grid.FORMAT,
@@ -126,16 +125,16 @@ def _record(
             + f"; between, every {config.train.evaluate_every} steps, on {len(between)} windows"
             " of the same part",
         },
-        "cells": [
+        "arms": [
             {
-                "name": cell.name, "series": cell.series or cell.name, "x": cell.x,
-                "title": cell.title, "description": cell.description,
-                "changes": dict(cell.changes), "colour": cell.colour,
-                "rows": configs.replace(config, cell.changes).model.record(),
-                "parameters": models[cell.name].parameter_count(),
-                "flops_per_token": models[cell.name].flops_per_token(),
+                "name": arm.name, "series": arm.series or arm.name, "x": arm.x,
+                "title": arm.title, "description": arm.description,
+                "changes": dict(arm.changes), "colour": arm.colour,
+                "rows": configs.replace(config, arm.changes).model.record(),
+                "parameters": models[arm.name].parameter_count(),
+                "flops_per_token": models[arm.name].flops_per_token(),
             }
-            for cell in cells
+            for arm in arms
         ],
         "runs": [run.record() for cohort in cohorts for run in cohort.runs],
     }  # fmt: skip
@@ -161,9 +160,9 @@ def _autopsies(
     """Replay diverged runs that were not yet, where signals are measured."""
     for run in (run for cohort in cohorts for run in cohort.runs):
         folder = runlog.run_folder(options.workdir, run.id)
-        if run.config.train.signals == "off" or runlog.run_state(folder) != "diverged":
+        if run.config.train.diagnostics == "off" or runlog.run_state(folder) != "diverged":
             continue
-        if stop or runlog.read_object(folder / postmortem.FILE) is not None:
+        if stop or runlog.read_object(folder / autopsy_record.FILE) is not None:
             continue
         try:
             said = autopsy(folder, most_replayed=MOST_REPLAYED).sentence

@@ -22,7 +22,7 @@ from normjax.spectra.bidiagonal import Chain, Operator, Vector
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class TraceEstimate:
     """A mean over probes.
 
     Attributes:
@@ -50,13 +50,13 @@ class SpectralDensity:
     weights: Vector
     count: int
 
-    def mean(self, function: Callable[[Vector], Vector]) -> Estimate:
+    def mean(self, function: Callable[[Vector], Vector]) -> TraceEstimate:
         """Return the mean of ``function`` over all singular values; smooth functions fare best.
 
         >>> import numpy as np
         >>> density = spectral_density(lambda x: 2.0 * x, np.ones(4), probes=2)
         >>> density.mean(lambda s: s**2)
-        Estimate(value=4.0, standard_error=0.0, probes=2)
+        TraceEstimate(value=4.0, standard_error=0.0, probes=2)
         """
         each = np.sum(self.weights * np.where(self.weights > 0, function(self.nodes), 0.0), axis=1)
         return _estimate(each)
@@ -118,7 +118,9 @@ def spectral_density(
     return SpectralDensity(nodes, weights, operator.domain)
 
 
-def frobenius_norm(function: Any, x: Any = None, *, probes: int = 16, seed: int = 0) -> Estimate:
+def frobenius_norm(
+    function: Any, x: Any = None, *, probes: int = 16, seed: int = 0
+) -> TraceEstimate:
     """Return |J|_F, the root of the sum of squared singular values, with its standard error.
 
     Args:
@@ -134,7 +136,7 @@ def frobenius_norm(function: Any, x: Any = None, *, probes: int = 16, seed: int 
 
     >>> import jax.numpy as jnp
     >>> frobenius_norm(lambda x: x * jnp.array([3.0, 4.0]), jnp.ones(2), probes=2)
-    Estimate(value=5.0, standard_error=0.0, probes=2)
+    TraceEstimate(value=5.0, standard_error=0.0, probes=2)
     """
     operator, rng = Operator(function, x), _probes(probes, seed)
     each = np.empty(probes)
@@ -143,17 +145,17 @@ def frobenius_norm(function: Any, x: Any = None, *, probes: int = 16, seed: int 
         each[i] = image @ image
     square = _estimate(each)
     value = float(np.sqrt(square.value))
-    return Estimate(value, square.standard_error / (2 * value) if value else 0.0, probes)
+    return TraceEstimate(value, square.standard_error / (2 * value) if value else 0.0, probes)
 
 
-def trace(function: Any, x: Any = None, *, probes: int = 16, seed: int = 0) -> Estimate:
+def trace(function: Any, x: Any = None, *, probes: int = 16, seed: int = 0) -> TraceEstimate:
     """Return the trace of a square Jacobian, E z^T J z, with its standard error.
 
     Args and errors as :func:`frobenius_norm`; also UserError where J is not square.
 
     >>> import jax.numpy as jnp
     >>> trace(lambda x: x * jnp.array([3.0, 4.0]), jnp.ones(2), probes=2)
-    Estimate(value=7.0, standard_error=0.0, probes=2)
+    TraceEstimate(value=7.0, standard_error=0.0, probes=2)
     """
     operator, rng = Operator(function, x), _probes(probes, seed)
     if operator.domain != operator.image:
@@ -174,6 +176,6 @@ def _probes(probes: int, seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _estimate(each: Vector) -> Estimate:
+def _estimate(each: Vector) -> TraceEstimate:
     error = float(each.std(ddof=1) / np.sqrt(len(each)))
-    return Estimate(float(each.mean()), error, len(each))
+    return TraceEstimate(float(each.mean()), error, len(each))

@@ -39,7 +39,7 @@ LARGEST_LOGIT = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Prediction:
+class PredictedLaw:
     """What theory says of one sub-layer's Jacobian at one position.
 
     Attributes:
@@ -73,7 +73,7 @@ def predict(
     *,
     position: int = 0,
     branch_mean_square: float | None = None,
-) -> Prediction:
+) -> PredictedLaw:
     """Return the law of the Jacobian of one sub-layer of the decoder at one position.
 
     Args:
@@ -111,9 +111,9 @@ def predict(
     try:
         found = fold(row, _Size(ms, kept=1.0), algebra)
     except _NoLawError as reason:
-        return Prediction(None, f"no law: {reason}")
+        return PredictedLaw(None, f"no law: {reason}")
     law = block_law(algebra.own, config.width, found.kept, found.written)
-    return Prediction(law, _assumption(name, position), found.mean_square)
+    return PredictedLaw(law, _assumption(name, position), found.mean_square)
 
 
 class _NoLawError(Exception):

@@ -27,7 +27,7 @@ from normjax.training import optimizer
 
 PARALLEL = ("runs", "data")
 LANES = ("auto", "vmap", "map")
-SIGNALS = ("off", "on")
+DIAGNOSTICS = ("off", "on")
 MAX_STEPS = 2**31 - 1  # steps are counted in int32
 MAX_RATE = 1e30  # of rates, decays and scales: beyond all use, and float32 holds it
 INIT_PURPOSE = 0  # keys are fold_in(seed, purpose); further purposes get further numbers
@@ -86,14 +86,16 @@ class TrainConfig:
         "auto", "runs on one device: vmap (together), map (in turn), auto: map on CPU",
         choices=LANES,
     )  # fmt: skip
-    signals: str = field(
-        "off", "on: measure inside the model at some steps, to signals.jsonl", choices=SIGNALS
+    diagnostics: str = field(
+        "off",
+        "on: measure inside the model at some steps, to diagnostics.jsonl",
+        choices=DIAGNOSTICS,
     )
-    signal_points: int = field(
+    diagnostic_points: int = field(
         0, "steps to measure at, log-spaced; 0: as many as cost at most 3 % of the training",
         least=0, most=MAX_STEPS,
     )  # fmt: skip
-    signal_every: int = field(
+    diagnostic_every: int = field(
         0, "also measure at every multiple of so many steps; 0: no", least=0, most=MAX_STEPS
     )
 
@@ -226,7 +228,7 @@ def _unchanged(params: Params) -> Params:
     return params
 
 
-class Plan(NamedTuple):
+class PlannedStep(NamedTuple):
     """What the optimizer would do at a step: p becomes p - rate * update.
 
     Attributes:
@@ -242,21 +244,23 @@ class Plan(NamedTuple):
     norm: Array
 
 
-def plan_step(config: TrainConfig, state: State, hyper: Hyper, gradients: Params) -> Plan:
+def plan_step(config: TrainConfig, state: State, hyper: Hyper, gradients: Params) -> PlannedStep:
     """Return what the optimizer would do with these gradients at the state's step."""
     return _planned(config, state, hyper, gradients)[1]
 
 
 def _planned(
     config: TrainConfig, state: State, hyper: Hyper, gradients: Params
-) -> tuple[Params, Plan]:
+) -> tuple[Params, PlannedStep]:
     # AdamW computes in float32 at least: in float16 its eps is zero and its squares vanish.
     gradients, norm = optimizer.clip(_wide(gradients), config.clip)
     updates, moments = _transformation(config, hyper).update(
         gradients, state.moments, _wide(state.params)
     )
     schedule = optimizer.unit_schedule(config.steps, config.warmup_steps, config.final_fraction)
-    return gradients, Plan(updates, hyper.learning_rate * schedule(state.step), moments, norm)
+    return gradients, PlannedStep(
+        updates, hyper.learning_rate * schedule(state.step), moments, norm
+    )
 
 
 def mean_loss(losses: Array, weights: np.ndarray | None) -> Array:

@@ -33,7 +33,7 @@ class TrainedRun:
 
     Attributes:
       folder: where it is.
-      cell: the name of its variant.
+      arm: the name of its variant.
       hyper: seed, learning rate, weight decay and initial scale.
       model: its decoder.
       data: what it was trained on.
@@ -56,7 +56,7 @@ class TrainedRun:
                 + (f"; for example one of runs/: {hint}" if hint else "")
             )
         try:
-            self.cell, self.hyper = str(record["cell"]), Hyper(**record["hyper"])
+            self.arm, self.hyper = str(record["arm"]), Hyper(**record["hyper"])
             self.data = configs.from_dict(corpora.DataConfig(), record["data"])
             self.train_config = configs.from_dict(TrainConfig(), record["train"])
             config = configs.from_dict(DecoderConfig(), record["model"])

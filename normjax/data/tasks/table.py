@@ -14,7 +14,7 @@ from normjax.data.tasks.modular import ModularSum
 from normjax.data.tasks.recall import Recall
 from normjax.data.tasks.task import Task
 from normjax.errors import UserError, check_choice
-from normjax.registry import Table
+from normjax.registry import Registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Row:
     build: Callable[[int], Task]
 
 
-TASKS: Table[Row] = Table("task", {
+TASKS: Registry[Row] = Registry("task", {
     "markov1": Row(
         "Markov chain of order 1",
         "The next token depends on the current one alone, through a fixed table of four tokens. "

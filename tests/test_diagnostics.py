@@ -1,4 +1,4 @@
-"""Signals in a run: when they are measured, how they are written; training is untouched."""
+"""Diagnostics in a run: when they are measured, how they are written; training is untouched."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from normjax.diagnostics import log, sampling
 from normjax.diagnostics.any_model import profile, tap
 from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
-from normjax.layers import SHIFTS, SIGNALS
+from normjax.layers import DIAGNOSTICS, SHIFTS
 from normjax.runs import grid, runlog
 from normjax.runs.cohort_run import CohortRun
 from normjax.runs.experiment import StopRequest
@@ -36,7 +36,7 @@ F32 = float(np.finfo(np.float32).eps)
 @pytest.mark.parametrize("steps", [1, 2, 5, 400, 2000, 100_000])
 @pytest.mark.parametrize("points", [0, 1, 2, 7, 40])
 def test_sampled_steps_are_steps_of_the_run(steps, points):
-    config = TrainConfig(steps=steps, signals="on", signal_points=points, warmup_steps=0)
+    config = TrainConfig(steps=steps, diagnostics="on", diagnostic_points=points, warmup_steps=0)
     found = sampling.sampled_steps(config)
     assert found == tuple(sorted(set(found))) and found[0] == 0 and found[-1] < steps
     assert len(found) <= (points or max(2, 0.03 * steps / sampling.STEPS_PER_SAMPLE))
@@ -47,9 +47,9 @@ def test_sampled_steps_are_steps_of_the_run(steps, points):
         assert ratios.max() < 1.2 * ratios.min()
 
 
-def test_signals_are_off_and_no_part_of_a_name():
+def test_diagnostics_are_off_and_no_part_of_a_name():
     assert sampling.sampled_steps(TrainConfig()) == ()
-    assert {"signals", "signal_points", "signal_every"} <= set(grid.MANNER)
+    assert {"diagnostics", "diagnostic_points", "diagnostic_every"} <= set(grid.MANNER)
 
 
 # --- how they are written -------------------------------------------------------------------------
@@ -59,14 +59,14 @@ def test_every_float32_and_every_non_finite_number_comes_back(tmp_path):
     rng = np.random.default_rng(0)
     array = rng.standard_normal((3, 2)).astype(np.float32) * np.float32(1e-20)
     array[0], array[1, 1] = (np.nan, np.inf), -np.inf
-    log.append_signals(tmp_path, 0, {"a/x": array, "b/y": np.float32(1) / np.float32(3)})
-    log.append_signals(tmp_path, 8, {"a/x": array[::-1], "c/z": np.float64(0.1)})
-    text = (tmp_path / "signals.jsonl").read_text()
+    log.append_diagnostics(tmp_path, 0, {"a/x": array, "b/y": np.float32(1) / np.float32(3)})
+    log.append_diagnostics(tmp_path, 8, {"a/x": array[::-1], "c/z": np.float64(0.1)})
+    text = (tmp_path / "diagnostics.jsonl").read_text()
     refuse = lambda word: pytest.fail(f"not strict JSON: {word}")  # noqa: E731
     first = json.loads(text.splitlines()[0], parse_constant=refuse)
     assert first["values"]["a/x"][:2] == [["NaN", "Infinity"], [first["values"]["a/x"][1][0],
                                                                 "-Infinity"]]  # fmt: skip
-    (step, values), (later, others) = log.read_signals(tmp_path)
+    (step, values), (later, others) = log.read_diagnostics(tmp_path)
     assert (step, later) == (0, 8)
     np.testing.assert_array_equal(values["a/x"].astype(np.float32), array)
     np.testing.assert_array_equal(others["a/x"].astype(np.float32), array[::-1])
@@ -75,14 +75,14 @@ def test_every_float32_and_every_non_finite_number_comes_back(tmp_path):
 
 
 def test_torn_repeated_and_foreign_lines(tmp_path):
-    assert log.read_signals(tmp_path) == []
+    assert log.read_diagnostics(tmp_path) == []
     for step, value in ((0, 1.0), (4, 2.0), (0, 3.0)):
-        log.append_signals(tmp_path, step, {"a/x": value})
-    with open(tmp_path / "signals.jsonl", "a") as file:
+        log.append_diagnostics(tmp_path, step, {"a/x": value})
+    with open(tmp_path / "diagnostics.jsonl", "a") as file:
         file.write('{"step": 5, "values": {"a/x": ["what"]}}\n{"step": 6}\n{"step": 7, "val')
-    assert [(s, float(v["a/x"])) for s, v in log.read_signals(tmp_path)] == [(0, 3.0), (4, 2.0)]
-    log.append_signals(tmp_path, 8, {"a/x": 4.0})
-    assert [s for s, _ in log.read_signals(tmp_path)] == [0, 4, 8]
+    assert [(s, float(v["a/x"])) for s, v in log.read_diagnostics(tmp_path)] == [(0, 3.0), (4, 2.0)]
+    log.append_diagnostics(tmp_path, 8, {"a/x": 4.0})
+    assert [s for s, _ in log.read_diagnostics(tmp_path)] == [0, 4, 8]
 
 
 # --- the training program -------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_without_a_probe_the_taps_are_not_in_the_program(changes, monkeypatch):
 
 def test_init_and_apply_make_nothing_but_parameters():
     model = Decoder(DecoderConfig(depth=1, width=8, heads=2), 5, 4)
-    assert not {SIGNALS, SHIFTS} & set(model.init(jax.random.key(0)))
+    assert not {DIAGNOSTICS, SHIFTS} & set(model.init(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -145,7 +145,7 @@ def test_measuring_leaves_every_bit_and_chunks_may_end_anywhere(devices):
         assert values["attention/entropy"][i].shape == (1, 2)
 
 
-def test_a_run_with_signals_is_the_run_without(tmp_path, own_folders):
+def test_a_run_with_diagnostics_is_the_run_without(tmp_path, own_folders):
     text = "the quick brown fox jumps over a lazy dog " * 40
     (tmp_path / "text.txt").write_text(text)
     base = configs.replace(grid.ExperimentConfig(), {
@@ -156,15 +156,17 @@ def test_a_run_with_signals_is_the_run_without(tmp_path, own_folders):
         "grid.seeds": 2,
     })  # fmt: skip
     corpus = corpora.open_corpus(base.data)
-    cell = grid.Cell("full", "full", "", {})
+    arm = grid.Arm("full", "full", "", {})
     runs = {}
-    for signals in ("off", "on"):
-        config = configs.replace(base, {"train.signals": signals, "train.signal_points": 3})
-        (plan,) = grid.plan(config, [cell], corpus.fingerprint)
+    for diagnostics in ("off", "on"):
+        config = configs.replace(
+            base, {"train.diagnostics": diagnostics, "train.diagnostic_points": 3}
+        )
+        (plan,) = grid.plan(config, [arm], corpus.fingerprint)
         with Progress([plan.name], False) as progress:
-            run = CohortRun(plan, corpus, tmp_path / signals, progress, TimeLeft(1.0), 1.0, {})
+            run = CohortRun(plan, corpus, tmp_path / diagnostics, progress, TimeLeft(1.0), 1.0, {})
             assert run.carry_on(StopRequest())
-        runs[signals] = [runlog.run_folder(tmp_path / signals, r.id) for r in plan.runs]
+        runs[diagnostics] = [runlog.run_folder(tmp_path / diagnostics, r.id) for r in plan.runs]
     for off, on in zip(runs["off"], runs["on"], strict=True):
         assert off.name == on.name
         states = []
@@ -178,20 +180,23 @@ def test_a_run_with_signals_is_the_run_without(tmp_path, own_folders):
             for f in (off, on)
         ]
         assert measured[0] == measured[1]
-        assert not (off / "signals.jsonl").exists()
-        signals = log.read_signals(on)
-        assert [step for step, _ in signals] == [0, 1, 9]
-        assert float(signals[0][1]["loss/value"]) == pytest.approx(np.log(corpus.vocabulary_size),
-                                                                   rel=0.05)  # fmt: skip
-    first = [log.read_signals(folder)[0][1]["gradient/norm"] for folder in runs["on"]]
+        assert not (off / "diagnostics.jsonl").exists()
+        diagnostics = log.read_diagnostics(on)
+        assert [step for step, _ in diagnostics] == [0, 1, 9]
+        first_loss = float(diagnostics[0][1]["loss/value"])
+        assert first_loss == pytest.approx(np.log(corpus.vocabulary_size), rel=0.05)
+    first = [log.read_diagnostics(folder)[0][1]["gradient/norm"] for folder in runs["on"]]
     assert first[0] != first[1]
 
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"signals": "yes"}, "signals=yes"), ({"signal_points": -1}, "signal_points=-1")],
+    [
+        ({"diagnostics": "yes"}, "diagnostics=yes"),
+        ({"diagnostic_points": -1}, "diagnostic_points=-1"),
+    ],
 )
-def test_impossible_signals_are_refused(changes, word):
+def test_impossible_diagnostics_are_refused(changes, word):
     with pytest.raises(UserError, match=word):
         train.check(dataclasses.replace(TrainConfig(), **changes))
 

@@ -1,4 +1,4 @@
-"""Figures of signals as lines: layer profiles, and autopsies of diverged runs."""
+"""Figures of diagnostics as lines: layer profiles, and autopsies of diverged runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from normjax.diagnostics import definitions, postmortem, verdict
+from normjax.diagnostics import autopsy_record, definitions, verdict
+from normjax.diagnostics.autopsy_record import Autopsy
 from normjax.diagnostics.events import Event
 from normjax.diagnostics.evidence import Series
-from normjax.diagnostics.postmortem import Autopsy
 from normjax.reporting import drawing, pictures
+from normjax.reporting.diagnostics_data import Diagnostics, short_title, tidy
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
 from normjax.reporting.pictures import Axis, Panel, Row
 from normjax.reporting.results import DIVERGED, Results
-from normjax.reporting.signal_data import Signals, short_title, tidy
 
 _COLUMNS, _AUTOPSIES = 4, 6
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
@@ -26,15 +26,15 @@ _DASHES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
 # --- profiles -------------------------------------------------------------------------------------
 
 _KINDS = {
-    "": ("layers", "Signals over the blocks"), "norm": ("gains", "Gains over the blocks"),
+    "": ("layers", "Diagnostics over the blocks"), "norm": ("gains", "Gains over the blocks"),
     "parameter": ("parameters", "Gradients and updates over the blocks"),
 }  # fmt: skip
 
 
-def profiles(results: Results, signals: Signals, looks: Mapping[str, Look]) -> list[Figure]:
+def profiles(results: Results, diagnostics: Diagnostics, looks: Mapping[str, Look]) -> list[Figure]:
     """Return profiles of the stream and branches, and of parameters and norms, first and last."""
     made = [
-        _profile(results, signals, looks, each, when, index)
+        _profile(results, diagnostics, looks, each, when, index)
         for each in _KINDS
         for when, index in (("first", 0), ("last", -1))
     ]
@@ -42,17 +42,24 @@ def profiles(results: Results, signals: Signals, looks: Mapping[str, Look]) -> l
 
 
 def _profile(
-    results: Results, signals: Signals, looks: Mapping[str, Look], each: str, when: str, index: int
+    results: Results,
+    diagnostics: Diagnostics,
+    looks: Mapping[str, Look],
+    each: str,
+    when: str,
+    index: int,
 ) -> Figure | None:
-    found = {name: _profile_rows(results, signals, name, index) for name in signals.names(each)}
+    found = {
+        name: _profile_rows(results, diagnostics, name, index) for name in diagnostics.names(each)
+    }
     found = {name: rows for name, rows in found.items() if rows}
     rows = [row for own in found.values() for row in own]
     if not rows:
         return None
     steady = {v.label for v in results.variants if not v.count(DIVERGED)}
     panels = [
-        Panel(own, _profile_title(name), Axis("median", "", definitions.signal(name).scale,
-              _profile_window(own, steady, definitions.signal(name).scale == "log")))
+        Panel(own, _profile_title(name), y=Axis("median", "", definitions.diagnostic(name).scale,
+              _profile_window(own, steady, definitions.diagnostic(name).scale == "log")))
         for name, own in found.items()
     ]  # fmt: skip
     deepest = max(row["block"] for row in rows)
@@ -74,13 +81,13 @@ def _profile(
     )  # fmt: skip
 
 
-def _profile_rows(results: Results, signals: Signals, name: str, index: int) -> list[Row]:
-    log = definitions.signal(name).scale == "log"
+def _profile_rows(results: Results, diagnostics: Diagnostics, name: str, index: int) -> list[Row]:
+    log = definitions.diagnostic(name).scale == "log"
     return [
-        {"variant": row["variant"], "signal": name, "step": row["step"],
+        {"variant": row["variant"], "diagnostic": name, "step": row["step"],
          "block": row["block"] + (0.5 if row["sublayer"] == "mlp" else 0.0),
          "median": row["median"]}
-        for rows in tidy(results, signals, name).values() for row in rows
+        for rows in tidy(results, diagnostics, name).values() for row in rows
         if row["step"] == rows[index]["step"]
         and math.isfinite(row["median"]) and (row["median"] > 0 or not log)
     ]  # fmt: skip
@@ -92,13 +99,13 @@ def _told_apart(
     """Return looks by variant and a key: series have colours, what else varies has dashes."""
     panels = {k: _DASHES[i % len(_DASHES)] for i, k in enumerate(results.panels())}
     variants = [v for v in results.variants if v.label in shown]
-    used = {v.cell.series for v in variants}
+    used = {v.arm.series for v in variants}
     key = [(name, looks[name]) for name in results.series if name in used]
     if len(panels) == 1:
-        return {v.label: looks[v.cell.series] for v in variants}, key
+        return {v.label: looks[v.arm.series] for v in variants}, key
     key += [(results.panel_title(k), Look(MUTED, "", dash)) for k, dash in panels.items()]
     return {
-        v.label: dataclasses.replace(looks[v.cell.series], dash=panels[results.panel_key(v)])
+        v.label: dataclasses.replace(looks[v.arm.series], dash=panels[results.panel_key(v)])
         for v in variants
     }, key
 
@@ -132,24 +139,24 @@ _LOOKS = [
 ]  # fmt: skip
 
 
-def autopsies(signals: Signals) -> list[Figure]:
-    """Return the figures of the first autopsies in which a signal moved."""
-    made = [_autopsy(run, *each) for run, each in list(signals.autopsies.items())[:_AUTOPSIES]]
+def autopsies(diagnostics: Diagnostics) -> list[Figure]:
+    """Return the figures of the first autopsies in which a diagnostic moved."""
+    made = [_autopsy(run, *each) for run, each in list(diagnostics.autopsies.items())[:_AUTOPSIES]]
     return [figure for figure in made if figure is not None]
 
 
 def _autopsy(run_id: str, autopsy: Autopsy, series: dict[str, Series]) -> Figure | None:
     rows, names = [], {}
-    for event in postmortem.leading(autopsy, len(_LOOKS)):
-        if event.signal in series:
-            own = _ratios(event, series[event.signal], autopsy.bad_step)
+    for event in autopsy_record.leading(autopsy, len(_LOOKS)):
+        if event.diagnostic in series:
+            own = _ratios(event, series[event.diagnostic], autopsy.bad_step)
             rows += own
-            names |= {event.signal: _name(event)} if own else {}
+            names |= {event.diagnostic: _name(event)} if own else {}
     if not rows:
         return None
     width = 0.02 * max(autopsy.last - autopsy.first, 1)
     canvas = pictures.lines(
-        [Panel([{**row, "name": names[row["signal"]]} for row in rows])],
+        [Panel([{**row, "name": names[row["diagnostic"]]} for row in rows])],
         dict(zip(names.values(), _LOOKS, strict=False)),
         Axis("step", "step", "steps", (autopsy.first - width, autopsy.last + width),
              marks=[(autopsy.bad_step, "")]),
@@ -157,26 +164,26 @@ def _autopsy(run_id: str, autopsy: Autopsy, series: dict[str, Series]) -> Figure
         height=2.2 + 0.3 * len(names), series="name",
     )  # fmt: skip
     caption = (
-        "The signals that moved first, each at the place where it moved first, over its own median "
-        "at the beginning of the measured steps; named in the order in which they moved. Dotted: "
-        f"step {autopsy.bad_step}, the first whose result was not finite. A line ends where its "
-        "numbers do, or where they reach 0."
+        "The diagnostics that moved first, each at the place where it moved first, over its own "
+        "median at the beginning of the measured steps; named in the order in which they moved. "
+        f"Dotted: step {autopsy.bad_step}, the first whose result was not finite. A line ends "
+        "where its numbers do, or where they reach 0."
     )
     return drawing.figure(f"autopsy_{run_id}", f"Autopsy of {run_id}", caption, canvas, rows)
 
 
 def _name(event: Event) -> str:
     place = verdict.where(event).replace("block ", "b").replace("attention", "attn")
-    title = short_title(event.signal)
+    title = short_title(event.diagnostic)
     return f"{event.step}: {title}" + (f", {place.replace(', ', ' ')}" if place else "")
 
 
 def _ratios(event: Event, series: Series, bad_step: int) -> list[Row]:
     """Return the ratios to the baseline at an event's place, where those are above 0."""
-    ratio = postmortem.over_baseline(series, bad_step)
+    ratio = autopsy_record.over_baseline(series, bad_step)
     own = ratio[:, _column(event, series) if ratio.shape[1] > 1 else 0]
     return [
-        {"signal": event.signal, "place": verdict.where(event), "step": int(step),
+        {"diagnostic": event.diagnostic, "place": verdict.where(event), "step": int(step),
          "times_baseline": float(value)}
         for step, value in zip(series.steps, own, strict=True) if math.isfinite(value) and value > 0
     ]  # fmt: skip
@@ -185,7 +192,7 @@ def _ratios(event: Event, series: Series, bad_step: int) -> list[Row]:
 def _column(event: Event, series: Series) -> int:
     """Return the flat index of an event's place."""
     shape, index = series.values.shape[1:], []
-    for axis, size in zip(definitions.signal(event.signal).axes, shape, strict=False):
+    for axis, size in zip(definitions.diagnostic(event.diagnostic).axes, shape, strict=False):
         if axis == "sublayer":
             at = definitions.SUBLAYER_ORDER.index(event.sublayer or "attention")
             index.append(min(at, size - 1))

@@ -1,4 +1,4 @@
-"""The page on signals: drawn from files alone, complete, safe, silent where there are none."""
+"""The page on diagnostics: drawn from files alone, complete, safe, silent where there are none."""
 
 import json
 import re
@@ -8,9 +8,17 @@ import pytest
 import report_workdirs
 from report_workdirs import read_csv
 
-from normjax.diagnostics import definitions, evidence, log, postmortem, self_test, verdict
-from normjax.diagnostics.postmortem import Check
-from normjax.reporting import drawing, heat_maps, loading, palette, report, signal_data, signal_page
+from normjax.diagnostics import autopsy_record, definitions, evidence, log, self_test, verdict
+from normjax.diagnostics.autopsy_record import ReplayCheck
+from normjax.reporting import (
+    diagnostics_data,
+    diagnostics_page,
+    drawing,
+    heat_maps,
+    loading,
+    palette,
+    report,
+)
 from normjax.runs import runlog
 
 L, H = 3, 2
@@ -18,10 +26,10 @@ STEPS = (0, 5, 50, 200, 599)
 
 
 def values(rng, step, factor=1.0):
-    """Every signal of one step."""
+    """Every diagnostic of one step."""
     size = {"layer": L, "sublayer": 2, "head": H}
     out = {}
-    for name, row in definitions.SIGNALS.items():
+    for name, row in definitions.DIAGNOSTICS.items():
         parts = {"": [""], "parameter": ["[mlp.branch.in.kernel]"], "norm": ["[mlp.pre_norm]"]}
         for part in parts[row.each]:
             shape = tuple(size[axis] for axis in row.axes)
@@ -34,38 +42,38 @@ def values(rng, step, factor=1.0):
 
 
 def made(folder, seeds=2):
-    """Three variants with signals; no-norm diverges in seed 0, and has an autopsy."""
-    cells = [
-        report_workdirs.cell(name, *report_workdirs.ABLATION[name][:3])
+    """Three variants with diagnostics; no-norm diverges in seed 0, and has an autopsy."""
+    arms = [
+        report_workdirs.arm(name, *report_workdirs.ABLATION[name][:3])
         for name in ("full", "no-norm", "post-norm")
     ]
-    runs = [report_workdirs.planned(c["name"], seed) for c in cells for seed in range(seeds)]
-    runlog.write_json(folder / "grid.json", report_workdirs.plan(cells, runs))
+    runs = [report_workdirs.planned(c["name"], seed) for c in arms for seed in range(seeds)]
+    runlog.write_json(folder / "grid.json", report_workdirs.plan(arms, runs))
     rng = np.random.default_rng(0)
     for run in runs:
-        sick = run["cell"] == "no-norm" and run["seed"] == 0
+        sick = run["arm"] == "no-norm" and run["seed"] == 0
         fate = {"state": "diverged", "stop": 250} if sick else {}
-        report_workdirs.train(folder, run, report_workdirs.ABLATION[run["cell"]][3], **fate)
+        report_workdirs.train(folder, run, report_workdirs.ABLATION[run["arm"]][3], **fate)
         path = folder / "runs" / run["id"]
         for step in STEPS:
             found = values(rng, step, 10.0 if sick else 1.0)
             if sick and step >= 200:
                 found["attention/logit_max"][1, 1] = 5e4
                 found["residual/rms_after"][2] = np.nan
-            log.append_signals(path, step, found)
+            log.append_diagnostics(path, step, found)
         if sick:
             dense = [(step, values(rng, step)) for step in range(220, 252)]
             for step, each in dense:
                 each["attention/logit_max"][1, 1] *= 10.0 ** max(0, step - 240)
-                log.append_signals(path, step, each, postmortem.SIGNALS_FILE)
-            checks = [Check("bad step", True, "its first bad step is 249")]
-            postmortem.write(path, postmortem.examine(dense, 249, 200, checks))
+                log.append_diagnostics(path, step, each, autopsy_record.DIAGNOSTICS_FILE)
+            checks = [ReplayCheck("bad step", True, "its first bad step is 249")]
+            autopsy_record.write(path, autopsy_record.examine(dense, 249, 200, checks))
     return folder
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    folder = made(tmp_path_factory.mktemp("signals"))
+    folder = made(tmp_path_factory.mktemp("diagnostics"))
     report.write(folder)
     return folder
 
@@ -80,7 +88,7 @@ def test_verdicts_stand_in_a_table_and_in_every_folder(workdir):
         assert record == json.loads(json.dumps(verdict.judge_run(workdir / "runs" / run).record()))
         assert row["sentence"].split(";")[0].split("(")[0].rstrip(".") in page
     sick = found["no-norm-s0-0.003"]
-    assert (sick["state"], sick["first_signal"]) == ("diverged", "attention/logit_max")
+    assert (sick["state"], sick["first_diagnostic"]) == ("diverged", "attention/logit_max")
     assert (sick["first_step"], sick["first_layer"], sick["first_head"]) == ("200", "2", "2")
     assert float(sick["first_factor"]) == 50.0
     assert {row["state"] for run, row in found.items() if run != "no-norm-s0-0.003"} == {
@@ -91,9 +99,11 @@ def test_verdicts_stand_in_a_table_and_in_every_folder(workdir):
 
 def test_every_figure_has_picture_vector_and_data(workdir):
     figures = workdir / "figures"
-    layered = [n for n, row in definitions.SIGNALS.items() if "layer" in row.axes and not row.each]
-    assert set(signal_data.CHOSEN) < set(layered)
-    names = [f"signal_{signal_data.slug(name)}" for name in layered]
+    layered = [
+        n for n, row in definitions.DIAGNOSTICS.items() if "layer" in row.axes and not row.each
+    ]
+    assert set(diagnostics_data.CHOSEN) < set(layered)
+    names = [f"diagnostic_{diagnostics_data.slug(name)}" for name in layered]
     kinds = ("layers", "gains", "parameters")
     names += [f"profiles_{kind}_{when}" for kind in kinds for when in ("first", "last")]
     names += ["autopsy_no-norm-s0-0.003"]
@@ -106,9 +116,9 @@ def test_every_figure_has_picture_vector_and_data(workdir):
 
 
 def test_heat_map_data_are_medians_over_seeds(workdir):
-    found = read_csv(workdir / "figures" / "signal_residual_rms_after.csv")
+    found = read_csv(workdir / "figures" / "diagnostic_residual_rms_after.csv")
     own = [
-        dict(log.read_signals(workdir / "runs" / f"full-s{seed}-0.003")) for seed in range(2)
+        dict(log.read_diagnostics(workdir / "runs" / f"full-s{seed}-0.003")) for seed in range(2)
     ]  # fmt: skip
     picked = [r for r in found if (r["variant"], r["step"], r["block"]) == ("full", "50", "2")]
     assert [row["sublayer"] for row in picked] == ["attention", "mlp"]
@@ -120,16 +130,18 @@ def test_heat_map_data_are_medians_over_seeds(workdir):
     # The finite seed still counts there.
     assert all(float(row["median"]) > 0 for row in lost)
     every = read_csv(workdir / "figures" / "profiles_layers_last.csv")
-    layered = [n for n, row in definitions.SIGNALS.items() if "layer" in row.axes and not row.each]
-    assert {row["signal"] for row in every} == set(layered)
+    layered = [
+        n for n, row in definitions.DIAGNOSTICS.items() if "layer" in row.axes and not row.each
+    ]
+    assert {row["diagnostic"] for row in every} == set(layered)
 
 
 def test_all_definitions_and_bands_are_printed(workdir):
     page = re.sub(r"\s+", " ", (workdir / "report.html").read_text())
     page = page.replace("&#39;", "'").replace("&gt;", ">").replace("&lt;", "<")
-    for name, row in definitions.SIGNALS.items():
+    for name, row in definitions.DIAGNOSTICS.items():
         assert f"<code>{name}</code>" in page and row.definition in page and row.source in page
-    for _, bounds, band in signal_page.band_rows():
+    for _, bounds, band in diagnostics_page.band_rows():
         assert bounds in page and band.reason in page and band.source in page
 
 
@@ -138,7 +150,7 @@ def test_the_autopsy_is_told(workdir):
     assert "Replayed from the checkpoint of step 200, measured before every step from 220" in page
     assert "First to move was the largest logit in block 2, head 2, before step 241" in page
     moved = read_csv(workdir / "figures" / "autopsy_no-norm-s0-0.003.csv")
-    assert moved[0]["signal"] == "attention/logit_max"
+    assert moved[0]["diagnostic"] == "attention/logit_max"
     assert moved[0]["place"] == "block 2, head 2"
 
 
@@ -151,7 +163,7 @@ def test_the_instrument_reports_its_own_faults(workdir, tmp_path):
     path = next(p for p in (tmp_path / "runs").iterdir() if p.name.startswith("post-norm"))
     found = values(np.random.default_rng(1), 50)
     found["instrument/radial_defect"][2, 1] = 1e-3
-    log.append_signals(path, 50, found)
+    log.append_diagnostics(path, 50, found)
     report.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert page.index("A fault of the instrument") < page.index('aria-label="The answer"')
@@ -171,17 +183,17 @@ def test_a_wrong_value_in_one_layer_is_no_rounding_and_a_lost_one_no_fault():
     assert self_test.run_test({}, "float32") is None
 
 
-def test_no_signals_no_section(tmp_path):
+def test_no_diagnostics_no_section(tmp_path):
     folder = report_workdirs.ablation(tmp_path, seeds=1)
     results = loading.load(folder)
-    signals = signal_data.load(results)
-    assert not signals.measured
+    diagnostics = diagnostics_data.load(results)
+    assert not diagnostics.measured
     looks = palette.looks(results.series, results.baseline)
-    assert signal_page.sections(results, signals, {}, looks) == []
-    signal_data.write(results, signals)
+    assert diagnostics_page.sections(results, diagnostics, {}, looks) == []
+    diagnostics_data.write(results, diagnostics)
     found = read_csv(folder / "verdicts.csv")
     assert {row["basis"] for row in found} == {"metrics"}
-    assert all("no signals were measured" in row["sentence"] for row in found)
+    assert all("no diagnostics were measured" in row["sentence"] for row in found)
 
 
 def test_bands_of_the_plan_are_used(tmp_path):
@@ -189,24 +201,24 @@ def test_bands_of_the_plan_are_used(tmp_path):
     plan = runlog.read_object(folder / "grid.json")
     plan["config"]["verdict"] = {"bands": ["residual/token_similarity::0.001"]}
     runlog.write_json(folder / "grid.json", plan)
-    signals = signal_data.load(loading.load(folder))
-    first = signals.verdicts["full-s0-0.003"].first
-    assert (first.signal, first.step, first.limit) == ("residual/token_similarity", 0, 0.001)
+    diagnostics = diagnostics_data.load(loading.load(folder))
+    first = diagnostics.verdicts["full-s0-0.003"].first
+    assert (first.diagnostic, first.step, first.limit) == ("residual/token_similarity", 0, 0.001)
 
 
 def test_damaged_and_missing_files_cost_no_page(tmp_path):
     folder = made(tmp_path, seeds=1)
     runs = sorted((folder / "runs").iterdir())
     (runs[0] / log.FILE).write_text('{"step": 0, "values": {"loss/value"\n\x00\n')
-    (runs[1] / postmortem.FILE).write_text("{")
+    (runs[1] / autopsy_record.FILE).write_text("{")
     (runs[2] / log.FILE).unlink()
     results = loading.load(folder)
-    signals = signal_data.load(results)
-    assert len(signals.verdicts) == 3 and not signals.autopsies
+    diagnostics = diagnostics_data.load(results)
+    assert len(diagnostics.verdicts) == 3 and not diagnostics.autopsies
     looks = palette.looks(results.series, results.baseline)
     with drawing.style():
-        assert heat_maps.figures(results, signals)
-    assert signal_page.sections(results, signals, {}, looks)
+        assert heat_maps.figures(results, diagnostics)
+    assert diagnostics_page.sections(results, diagnostics, {}, looks)
 
 
 def test_sublayers_of_another_number_stand_side_by_side(tmp_path):
@@ -217,15 +229,15 @@ def test_sublayers_of_another_number_stand_side_by_side(tmp_path):
     config["model"]["attention"] = "none"
     runlog.write_json(path / "config.json", config)
     for step in (0, 7):
-        log.append_signals(path, step, {"residual/rms_after": np.full((5, 1), 2.0)})
+        log.append_diagnostics(path, step, {"residual/rms_after": np.full((5, 1), 2.0)})
     results = loading.load(folder)
-    signals = signal_data.load(results)
-    (variant,) = [v for v in results.variants if v.cell.name == "post-norm"]
-    each = signal_data.grid(signals, variant, "residual/rms_after")
+    diagnostics = diagnostics_data.load(results)
+    (variant,) = [v for v in results.variants if v.arm.name == "post-norm"]
+    each = diagnostics_data.grid(diagnostics, variant, "residual/rms_after")
     assert each.rows == tuple((block, "mlp") for block in range(1, 6))
     assert each.steps.tolist() == [0, 7] and (each.values == 2.0).all()
     with drawing.style():
-        assert len(heat_maps.figures(results, signals)) == len(signals.names())
+        assert len(heat_maps.figures(results, diagnostics)) == len(diagnostics.names())
 
 
 def test_the_scale_is_monotone_in_grey():

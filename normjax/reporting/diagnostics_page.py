@@ -1,4 +1,4 @@
-"""The part of the page on signals: verdicts, heat maps, profiles, autopsies, definitions."""
+"""The part of the page on diagnostics: verdicts, heat maps, profiles, autopsies, definitions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from markupsafe import Markup
 
 from normjax.diagnostics import bands, definitions, verdict
 from normjax.diagnostics.bands import Band
-from normjax.reporting import html, signal_data
+from normjax.reporting import diagnostics_data, html
+from normjax.reporting.diagnostics_data import CHOSEN, VERDICTS, Diagnostics, slug
 from normjax.reporting.html import Picture, Section, details, muted, part, prose
 from normjax.reporting.palette import Look
 from normjax.reporting.results import Results
-from normjax.reporting.signal_data import CHOSEN, VERDICTS, Signals, slug
 from normjax.reporting.tables import Table, tag, view
 from normjax.reporting.wording import capital, listed
 
 BANDS = Table([
-    view("Signal", lambda row: row[0]),
+    view("Diagnostic", lambda row: row[0]),
     view("Out of its band", lambda row: row[1]),
     view("What that means", lambda row: row[2].reason, "words"),
     view("Source", lambda row: row[2].source, "words"),
@@ -27,70 +27,78 @@ BANDS = Table([
 
 
 def sections(
-    results: Results, signals: Signals, pictures: dict[str, Picture], looks: Mapping[str, Look]
+    results: Results,
+    diagnostics: Diagnostics,
+    pictures: dict[str, Picture],
+    looks: Mapping[str, Look],
 ) -> list[Section]:
-    """Return the sections of the part, none where no run measured signals.
+    """Return the sections of the part, none where no run measured diagnostics.
 
     Takes its pictures out of ``pictures``.
     """
-    if not signals.measured:
+    if not diagnostics.measured:
         return []
-    rows = [row for row in signal_data.judged(results, signals, looks) if row.verdict is not None]
+    rows = [
+        row
+        for row in diagnostics_data.judged(results, diagnostics, looks)
+        if row.verdict is not None
+    ]
     counts = Counter(row.verdict.state for row in rows if row.verdict)
     said = [f"{counts[state]} {state}" for state in verdict.STATES if counts[state]]
 
     def take(start: str) -> list[Picture]:
         return [pictures.pop(name) for name in list(pictures) if name.startswith(start)]
 
-    autopsies, maps, profiles = take("autopsy_"), take("signal_"), take("profiles_")
-    first = {f"signal_{slug(name)}" for name in CHOSEN}
+    autopsies, maps, profiles = take("autopsy_"), take("diagnostic_"), take("profiles_")
+    first = {f"diagnostic_{slug(name)}" for name in CHOSEN}
     chosen = [part(p.title, p) for p in maps if p.name in first]
     others = [part(p.title, p) for p in maps if p.name not in first]
     told = [
         part(run, capital(each.sentence), *(p for p in autopsies if p.name == f"autopsy_{run}"))
-        for run, (each, _) in signals.autopsies.items()
+        for run, (each, _) in diagnostics.autopsies.items()
     ]
     made = [
         Section("verdicts", "Verdicts", [
             f"Of {len(rows)} runs: {listed(said)}.",
-            muted("{}", str(signals.self_test)) if signals.self_test else Markup(""),
+            muted("{}", str(diagnostics.self_test)) if diagnostics.self_test else Markup(""),
             muted(
                 "Diverged: the run ended so. Unstable: loss or gradient norm spiked, or something"
-                ' was not finite. Drifting: a signal left its <a href="#bands">band</a> and stayed'
-                " out. “First” is the smallest step; within a step causes come before effects:"
-                " gains, then the forward pass from the input on, the loss, gradients from the"
-                " output back, the optimizer's step. (<a href=\"verdicts.csv\">All verdicts</a>;"
+                ' was not finite. Drifting: a diagnostic left its <a href="#bands">band</a> and'
+                " stayed out. “First” is the smallest step; within a step causes come before"
+                " effects: gains, then the forward pass from the input on, the loss, gradients from"
+                " the output back, the optimizer's step."
+                ' (<a href="verdicts.csv">All verdicts</a>;'
                 " all events of a run: <code>verdict.json</code> in its folder.)"
             ),
             VERDICTS(rows),
         ]),
-        Section("signals", "Signals by block and step", [
+        Section("diagnostics", "Diagnostics by block and step", [
             *chosen,
-            *([details("The other signals by block and step", *others)] if others else []),
-            details("Every signal over the blocks, at the first and the last measured step",
+            *([details("The other diagnostics by block and step", *others)] if others else []),
+            details("Every diagnostic over the blocks, at the first and the last measured step",
                     *(part(p.title, p) for p in profiles)),
         ]),
     ]  # fmt: skip
     if told:
         lead = muted(
-            "Diverged runs, replayed from a checkpoint or their initialization with every signal"
-            " measured before every step around the first bad one."
+            "Diverged runs, replayed from a checkpoint or their initialization with every"
+            " diagnostic measured before every step around the first bad one."
         )
         made.append(Section("autopsies", "Autopsies", [lead, *told]))
     return made
 
 
 def definitions_and_bands() -> list[Any]:
-    """Return what every signal and every band is, for the reading help."""
+    """Return what every diagnostic and every band is, for the reading help."""
     return [
-        part("What every signal is", html.definitions(
+        part("What every diagnostic is", html.definitions(
             (prose("{} ", row.title) + tag("code", name), _definition(row))
-            for name, row in definitions.SIGNALS.items()
+            for name, row in definitions.DIAGNOSTICS.items()
         ), id="definitions"),
         part(
             "Bands",
             prose(
-                "<p>A signal outside these bounds is called out of its band. They are rules of"
+                "<p>A diagnostic outside these bounds is called out of its band. They are rules of"
                 " thumb, wide on purpose, and can be changed:"
                 " <code>--config.verdict.bands=attention/logit_max::50</code>.</p>"
             ),
@@ -99,7 +107,7 @@ def definitions_and_bands() -> list[Any]:
     ]  # fmt: skip
 
 
-def _definition(row: definitions.Signal) -> Markup:
+def _definition(row: definitions.Diagnostic) -> Markup:
     unit = f" Unit: {row.unit}." if row.unit else ""
     source = Markup(" ") + tag("span", f"{row.source}.", cls="muted") if row.source else ""
     return prose("{}.{}{}", row.definition, unit, source)
@@ -107,7 +115,9 @@ def _definition(row: definitions.Signal) -> Markup:
 
 def band_rows() -> list[tuple[str, str, Band]]:
     """Return (title, bounds in words, band) of every band in the table."""
-    return [(definitions.signal(band.signal).title, _bounds(band), band) for band in bands.BANDS]
+    return [
+        (definitions.diagnostic(band.diagnostic).title, _bounds(band), band) for band in bands.BANDS
+    ]
 
 
 def _bounds(band: Band) -> str:

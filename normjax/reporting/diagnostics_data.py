@@ -1,4 +1,4 @@
-"""Signals, verdicts and autopsies of a workdir's runs, and their medians over seeds."""
+"""Diagnostics, verdicts and autopsies of a workdir's runs, and their medians over seeds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from markupsafe import Markup
 
 from normjax import configs
-from normjax.diagnostics import definitions, evidence, postmortem, self_test, verdict
+from normjax.diagnostics import autopsy_record, definitions, evidence, self_test, verdict
+from normjax.diagnostics.autopsy_record import Autopsy
 from normjax.diagnostics.bands import VerdictConfig
 from normjax.diagnostics.events import Event
 from normjax.diagnostics.evidence import Evidence, Series
-from normjax.diagnostics.postmortem import Autopsy
 from normjax.diagnostics.self_test import SelfTest
 from normjax.diagnostics.verdict import Verdict
 from normjax.reporting import tables
 from normjax.reporting.palette import Look
-from normjax.reporting.results import Results, Run, Variant
+from normjax.reporting.results import Results, RunResult, Variant
 from normjax.reporting.tables import Column, Table, dotted, stacked, tag
 from normjax.runs import runlog
 
@@ -27,19 +27,19 @@ CHOSEN = (
     "residual/rms_after", "gradient/stream_rms", "attention/logit_max", "attention/entropy_share",
     "residual/token_similarity", "branch/stream_ratio",
 )  # fmt: skip
-"""The signals that a page shows first."""
+"""The diagnostics that a page shows first."""
 SMALLEST_HEAD = ("attention/entropy", "attention/entropy_share")
-"""Of these the smallest over the heads is drawn, of the other signals of heads the largest."""
+"""Of these the smallest over the heads is drawn, of the other diagnostics of heads the largest."""
 
 
 @dataclass(frozen=True)
-class Signals:
+class Diagnostics:
     """What the runs of a workdir measured inside, by the id of the run.
 
     Attributes:
       found: all evidence.
       verdicts: on every run that was started.
-      autopsies: of diverged runs, with their dense signals.
+      autopsies: of diverged runs, with their dense diagnostics.
       self_test: of the instrument, where one applied.
     """
 
@@ -50,24 +50,24 @@ class Signals:
 
     @property
     def measured(self) -> bool:
-        """Whether any run has signals."""
+        """Whether any run has diagnostics."""
         return any(each.series for each in self.found.values())
 
     def names(self, each: str = "") -> list[str]:
-        """Return the signals that some run has and that have layers, in the order of the table.
+        """Return the diagnostics that some run has and that have layers, in the order of the table.
 
         With ``each``, "parameter" or "norm", those of parameters or norms, with brackets.
         """
         have = {name for one in self.found.values() for name in one.series}
-        order = list(definitions.SIGNALS)
-        rows = [(name, definitions.SIGNALS.get(definitions.split(name)[0])) for name in have]
+        order = list(definitions.DIAGNOSTICS)
+        rows = [(name, definitions.DIAGNOSTICS.get(definitions.split(name)[0])) for name in have]
         kept = [n for n, row in rows if row and row.each == each and "layer" in row.axes]
         return sorted(kept, key=lambda n: (order.index(definitions.split(n)[0]), n))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A signal of a variant: medians over its runs, by layer and step.
+    """A diagnostic of a variant: medians over its runs, by layer and step.
 
     Attributes:
       steps: (n,).
@@ -82,7 +82,7 @@ class Grid:
     rows: tuple[tuple[int, str], ...]
 
 
-def load(results: Results) -> Signals:
+def load(results: Results) -> Diagnostics:
     """Return what the run folders of a workdir hold; damaged or missing files are less of it.
 
     Raises:
@@ -97,15 +97,15 @@ def load(results: Results) -> Signals:
         if folder.is_dir():
             found[run.id] = evidence.read(folder)
             verdicts[run.id] = verdict.judge(found[run.id], config)
-            if (done := postmortem.read(folder)) is not None:
+            if (done := autopsy_record.read(folder)) is not None:
                 autopsies[run.id] = done
     model = (results.plan.get("config") or {}).get("model") or {}
     tested = self_test.run_test(found, str(model.get("dtype", "float32")))
-    return Signals(found, verdicts, autopsies, tested)
+    return Diagnostics(found, verdicts, autopsies, tested)
 
 
 def slug(name: str) -> str:
-    """Return a signal's name as part of a file name.
+    """Return a diagnostic's name as part of a file name.
 
     >>> slug("gain/max[mlp.pre_norm]")
     'gain_max_mlp_pre_norm'
@@ -114,27 +114,29 @@ def slug(name: str) -> str:
 
 
 def short_title(name: str) -> str:
-    """Return a signal's title with its unit, short enough for the margin of a figure.
+    """Return a diagnostic's title with its unit, short enough for the margin of a figure.
 
     >>> short_title("attention/entropy_share"), short_title("attention/entropy")
     ('attention entropy share', 'attention entropy (nats)')
     """
-    row = definitions.signal(name)
+    row = definitions.diagnostic(name)
     title = row.title.replace(", of the largest possible", " share")
     return title + (f" ({row.unit})" if row.unit else "")
 
 
-def write(results: Results, signals: Signals) -> None:
+def write(results: Results, diagnostics: Diagnostics) -> None:
     """Write ``verdicts.csv``, and ``verdict.json`` into each run's folder."""
-    for run_id, each in signals.verdicts.items():
+    for run_id, each in diagnostics.verdicts.items():
         verdict.write(runlog.run_folder(results.workdir, run_id), each)
-    tables.write_text(results.workdir / "verdicts.csv", VERDICTS.csv(judged(results, signals, {})))
+    tables.write_text(
+        results.workdir / "verdicts.csv", VERDICTS.csv(judged(results, diagnostics, {}))
+    )
 
 
-class Judged(NamedTuple):
+class JudgedRun(NamedTuple):
     """A run with its verdict, a row of :data:`VERDICTS`; ``verdict`` is None without a folder."""
 
-    run: Run
+    run: RunResult
     series: str
     verdict: Verdict | None
     colour: str = ""
@@ -145,34 +147,36 @@ class Judged(NamedTuple):
         return None if self.verdict is None else self.verdict.first
 
 
-def judged(results: Results, signals: Signals, looks: Mapping[str, Look]) -> list[Judged]:
+def judged(
+    results: Results, diagnostics: Diagnostics, looks: Mapping[str, Look]
+) -> list[JudgedRun]:
     """Return all runs with their verdicts; ``looks`` may be empty."""
-    series = {cell.name: cell.series for cell in results.cells}
+    series = {arm.name: arm.series for arm in results.arms}
     colours = {name: look.colour for name, look in looks.items()}
-    named = [(run, series[run.cell]) for run in results.runs]
-    return [Judged(r, n, signals.verdicts.get(r.id), colours.get(n, "")) for r, n in named]
+    named = [(run, series[run.arm]) for run in results.runs]
+    return [JudgedRun(r, n, diagnostics.verdicts.get(r.id), colours.get(n, "")) for r, n in named]
 
 
 MARKS = {"well behaved": "●", "drifting": "◐", "unstable": "▲", "diverged": "✕", "unknown": "○"}
 _FIRST = (
-    *("kind", "signal", "step", "layer", "sublayer", "head", "value", "limit"),
+    *("kind", "diagnostic", "step", "layer", "sublayer", "head", "value", "limit"),
     *("against", "factor"),
 )
 
 
-def _where(row: Judged) -> Markup:
+def _where(row: JudgedRun) -> Markup:
     rate = row.run.rates.learning_rate
-    return stacked(dotted(row.colour, row.run.cell), f"seed {row.run.seed}, rate {rate}")
+    return stacked(dotted(row.colour, row.run.arm), f"seed {row.run.seed}, rate {rate}")
 
 
-def _state(row: Judged) -> Markup:
+def _state(row: JudgedRun) -> Markup:
     state = row.verdict.state if row.verdict else ""
     return tag("span", MARKS[state], cls="mark") + state
 
 
 VERDICTS = Table([
     Column("run", lambda row: row.run.id, "Run", _where, "name"),
-    Column("cell", lambda row: row.run.cell),
+    Column("arm", lambda row: row.run.arm),
     Column("series", lambda row: row.series),
     Column("seed", lambda row: row.run.seed),
     Column("state", lambda row: row.verdict.state if row.verdict else "missing", "Verdict", _state,
@@ -189,12 +193,12 @@ VERDICTS = Table([
 
 
 def layered(series: Series, sublayers: Sequence[str]) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """Return (n, rows) of a signal with layers, and the rows' blocks and sub-layers.
+    """Return (n, rows) of a diagnostic with layers, and the rows' blocks and sub-layers.
 
     Heads are reduced to the largest or smallest; what is not finite in one of them stays so.
     """
     values = series.values
-    axes = definitions.signal(series.name).axes
+    axes = definitions.diagnostic(series.name).axes
     if "head" in axes:
         least = definitions.split(series.name)[0] in SMALLEST_HEAD
         values = (values.min if least else values.max)(axis=axes.index("head") + 1)
@@ -205,11 +209,11 @@ def layered(series: Series, sublayers: Sequence[str]) -> tuple[np.ndarray, list[
     return values.reshape(len(values), -1), rows
 
 
-def grid(signals: Signals, variant: Variant, name: str) -> Grid | None:
-    """Return a signal of a variant by layer and step; None where no run measured it."""
+def grid(diagnostics: Diagnostics, variant: Variant, name: str) -> Grid | None:
+    """Return a diagnostic of a variant by layer and step; None where no run measured it."""
     parts = []
     for run in variant.runs:
-        found = signals.found.get(run.id)
+        found = diagnostics.found.get(run.id)
         series = found.series.get(name) if found else None
         if found is not None and series is not None and series.values.ndim > 1:
             parts.append((series.steps, *layered(series, found.sublayers)))
@@ -227,9 +231,9 @@ def grid(signals: Signals, variant: Variant, name: str) -> Grid | None:
     return Grid(steps, _median(stacked), lost, tuple(rows))
 
 
-def tidy(results: Results, signals: Signals, name: str) -> dict[str, list[dict[str, Any]]]:
-    """Return a signal's medians by variant, a row for each step and place, input first."""
-    found = {v.label: grid(signals, v, name) for v in results.variants}
+def tidy(results: Results, diagnostics: Diagnostics, name: str) -> dict[str, list[dict[str, Any]]]:
+    """Return a diagnostic's medians by variant, a row for each step and place, input first."""
+    found = {v.label: grid(diagnostics, v, name) for v in results.variants}
     return {
         label: [
             {"variant": label, "step": int(step), "block": block, "sublayer": sublayer,

@@ -1,6 +1,6 @@
-"""What measuring signals costs, in training steps, and what it slows a run by at the usual cadence.
+"""What diagnostics cost, in training steps, and what they slow a run by at the usual cadence.
 
-Command: python -m benchmarks.signals
+Command: python -m benchmarks.diagnostics
 
 One run on one device: a block is a few training steps and one measurement, its line in the run
 folder included; medians over blocks, so that a machine whose speed drifts slows both alike.
@@ -41,7 +41,7 @@ def main() -> None:
 
 def row(preset: str, placement: str) -> str:
     """Return one row of the table."""
-    changes = {"model.placement": placement, "train.signals": "on"}
+    changes = {"model.placement": placement, "train.diagnostics": "on"}
     config = configs.replace(ablation.get_config(preset), changes)
     t, window = config.train, config.data.window
     model = Decoder(config.model, 65, window)
@@ -62,7 +62,7 @@ def row(preset: str, placement: str) -> str:
             steps.append((time.perf_counter() - started) / STEPS)
             started = time.perf_counter()
             values = measure(windows[:, 0])
-            log.append_signals(Path(folder), 0, {name: v[0] for name, v in values.items()})
+            log.append_diagnostics(Path(folder), 0, {name: v[0] for name, v in values.items()})
             samples.append(time.perf_counter() - started)
     step, sample = statistics.median(steps), statistics.median(samples)
     count = len(sampling.sampled_steps(t))

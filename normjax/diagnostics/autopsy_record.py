@@ -1,7 +1,7 @@
-"""What dense signals around a divergence say: which moved first, where, when, by which factor.
+"""What dense diagnostics around a divergence say: which moved first, where, when, by which factor.
 
-A signal has moved once it is :data:`MOVED` times its baseline, or baseline over that, and stays so
-to the last finite value; the baseline is its own median over the first fifth of the steps before
+A diagnostic has moved once it is :data:`MOVED` times its baseline, or baseline over that, and stays
+so to the last finite value; the baseline is its own median over the first fifth of the steps before
 the bad one, ten at most. All but the replay itself is here, without JAX: pages are made from these
 files.
 """
@@ -22,7 +22,7 @@ from normjax.diagnostics.events import DRIFT, NON_FINITE, Event
 from normjax.diagnostics.evidence import Evidence, Series, gather
 from normjax.runs import runlog
 
-FILE, SIGNALS_FILE = "autopsy.json", "autopsy.jsonl"
+FILE, DIAGNOSTICS_FILE = "autopsy.json", "autopsy.jsonl"
 MOVED = 5.0
 BASELINE = 10
 _SIGNED = ("branch/stream_cosine", "loss/slope", "loss/curvature")
@@ -31,7 +31,7 @@ _OWN_ZERO = ("instrument/radial_defect", "instrument/radial_defect_last")
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class ReplayCheck:
     """One comparison of the replay with the run: what, whether it agrees, in words."""
 
     name: str
@@ -56,7 +56,7 @@ class Autopsy:
     start: int
     first: int
     last: int
-    checks: tuple[Check, ...]
+    checks: tuple[ReplayCheck, ...]
     events: tuple[Event, ...]
     sentence: str
 
@@ -72,13 +72,13 @@ class Autopsy:
 
 def examine(
     samples: Iterable[tuple[int, Mapping[str, np.ndarray]]], bad_step: int, start: int,
-    checks: Sequence[Check], sublayers: Sequence[str] = definitions.SUBLAYER_ORDER,
+    checks: Sequence[ReplayCheck], sublayers: Sequence[str] = definitions.SUBLAYER_ORDER,
     schedule: Mapping[int, float] | None = None,
 ) -> Autopsy:  # fmt: skip
     """Return what dense samples say.
 
     Args:
-      samples: (step, {signal: array}), ascending, one step apart.
+      samples: (step, {diagnostic: array}), ascending, one step apart.
       bad_step: the first step that was not finite in the run.
       start: where the replay began.
       checks: of the replay against the run.
@@ -91,7 +91,7 @@ def examine(
     found = Evidence(series, sublayers=tuple(sublayers))
     out: list[Event] = []
     for name, each in series.items():
-        if definitions.split(name)[0] not in definitions.SIGNALS:
+        if definitions.split(name)[0] not in definitions.DIAGNOSTICS:
             continue
         out += moved(each, bad_step, found.sublayers, schedule)
         out += events.non_finite(each, found.sublayers)
@@ -110,7 +110,7 @@ def moved(
     series: Series, bad_step: int, sublayers: Sequence[str],
     schedule: Mapping[int, float] | None = None,
 ) -> list[Event]:  # fmt: skip
-    """Return where and when a signal first moved away from its baseline for good, if it did.
+    """Return where and when a diagnostic first moved away from its baseline for good, if it did.
 
     >>> values = np.array([1.0, 1.1, 0.9, 1.0, 8.0, 90.0])[:, None]
     >>> s = Series("mlp/activation_rms", np.arange(6), values)
@@ -118,11 +118,11 @@ def moved(
     >>> event.step, event.layer, round(event.factor, 1)
     (4, 1, 8.0)
     """
-    signal = definitions.split(series.name)[0]
-    if signal in _SIGNED + _OWN_ZERO:
+    diagnostic = definitions.split(series.name)[0]
+    if diagnostic in _SIGNED + _OWN_ZERO:
         return []
     ratio = over_baseline(series, bad_step, schedule)
-    low = -math.inf if signal in _STEP_SIZES else 1 / MOVED
+    low = -math.inf if diagnostic in _STEP_SIZES else 1 / MOVED
     band = Band(series.name, low, MOVED, "baseline", reason="moved away from its baseline")
     found = [e for e in events.leave(series, band, ratio, 0, sublayers) if e.kind == DRIFT]
     # Beyond its baseline, not beyond the bound: that is what a reader wants to know.
@@ -133,7 +133,7 @@ def moved(
 def over_baseline(
     series: Series, bad_step: int, schedule: Mapping[int, float] | None = None
 ) -> np.ndarray:
-    """Return (n, places): a signal over its baseline; NaN where that is not above 0."""
+    """Return (n, places): a diagnostic over its baseline; NaN where that is not above 0."""
     values = np.where(np.isfinite(series.flat), series.flat, np.nan)
     if schedule and definitions.split(series.name)[0] in _STEP_SIZES:
         rates = np.array([schedule.get(int(step), math.nan) for step in series.steps])
@@ -151,44 +151,44 @@ ECHOES = (
     "read/rms", "attention/logit_std", "attention/entropy", "attention/saturated_share",
     "gain/mean", "gain/min", "branch/stream_ratio", *_STEP_SIZES,
 )  # fmt: skip
-"""What moves because another signal does: told among the events, not drawn."""
+"""What moves because another diagnostic does: told among the events, not drawn."""
 
 
 def leading(autopsy: Autopsy, count: int = 6) -> list[Event]:
-    """Return the first event of each signal that moved, first things first, without echoes."""
+    """Return the first event of each diagnostic that moved, first things first, without echoes."""
     first: dict[str, Event] = {}
     for event in autopsy.events:
-        if event.against == "baseline" and definitions.split(event.signal)[0] not in ECHOES:
-            first.setdefault(definitions.split(event.signal)[0], event)
+        if event.against == "baseline" and definitions.split(event.diagnostic)[0] not in ECHOES:
+            first.setdefault(definitions.split(event.diagnostic)[0], event)
     return list(first.values())[:count]
 
 
 def write(run_dir: Path, autopsy: Autopsy) -> None:
-    """Write ``autopsy.json``; the signals beside it are written while replaying."""
+    """Write ``autopsy.json``; the diagnostics beside it are written while replaying."""
     runlog.write_json(run_dir / FILE, autopsy.record())
 
 
 def read(run_dir: str | Path) -> tuple[Autopsy, dict[str, Series]] | None:
-    """Return an autopsy and its dense signals; None where there is none, or it is damaged."""
+    """Return an autopsy and its dense diagnostics; None where there is none, or it is damaged."""
     folder = Path(run_dir)
     record = runlog.read_object(folder / FILE)
     if record is None:
         return None
     try:
         record.pop("reproduced", None)
-        checks = tuple(Check(**check) for check in record.pop("checks"))
+        checks = tuple(ReplayCheck(**check) for check in record.pop("checks"))
         happened = tuple(Event(**event) for event in record.pop("events"))
         autopsy = Autopsy(checks=checks, events=happened, **record)
     except (KeyError, TypeError):
         return None
-    return autopsy, gather(log.read_signals(folder, SIGNALS_FILE))
+    return autopsy, gather(log.read_diagnostics(folder, DIAGNOSTICS_FILE))
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
 def _sentence(
-    happened: Sequence[Event], checks: Sequence[Check], bad_step: int, start: int,
+    happened: Sequence[Event], checks: Sequence[ReplayCheck], bad_step: int, start: int,
     steps: Sequence[int],
 ) -> str:  # fmt: skip
     if not steps:
@@ -201,23 +201,23 @@ def _sentence(
     if out is not None and out.step <= min(first.step if first else bad_step, bad_step):
         at = verdict.where(out)
         text.append(
-            f"First out of its band was the {verdict.title(out.signal)}"
+            f"First out of its band was the {verdict.title(out.diagnostic)}"
             + (f" in {at}" if at else "") + f", before step {out.step}: {verdict.beyond(out)}."
         )  # fmt: skip
     if first is not None:
         at = verdict.where(first)
         text.append(
-            f"First to move was the {verdict.title(first.signal)}" + (f" in {at}" if at else "")
+            f"First to move was the {verdict.title(first.diagnostic)}" + (f" in {at}" if at else "")
             + f", before step {first.step}: {verdict.times(first.factor or 1.0)} times"
             + (" below" if first.below else "") + " its baseline."
         )  # fmt: skip
     else:
-        text.append("No signal moved away from its baseline before that.")
+        text.append("No diagnostic moved away from its baseline before that.")
     lost = next((e for e in happened if e.kind == NON_FINITE), None)
     if lost is not None:
         at = verdict.where(lost)
         text.append(
-            f"First not to be finite was the {verdict.title(lost.signal)}"
+            f"First not to be finite was the {verdict.title(lost.diagnostic)}"
             + (f" in {at}" if at else "") + f", before step {lost.step}."
         )  # fmt: skip
     wrong = [check.text for check in checks if not check.agrees]
