@@ -289,3 +289,17 @@ def test_a_damaged_survey_says_how_to_get_it_back(tmp_path, workdir):
     (tmp_path / "spectra.npz").write_bytes(b"no zip")
     with pytest.raises(UserError, match="spectra.npz cannot be read"):
         survey_data.read_survey(tmp_path)
+
+
+def test_a_norm_that_removes_the_mean_hides_two_directions():
+    """Behind a LayerNorm nothing leaves along u / g nor along 1 / g, whatever gain and bias."""
+    config = DecoderConfig(depth=2, width=16, heads=2, placement="post", norm="layernorm",
+                           init="fan_in")  # fmt: skip
+    model = Decoder(config, 11, 6)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32),
+                          model.init(jax.random.key(0)))  # fmt: skip
+    found = measure(Parts(model, params), np.arange(6)[None], (0, 5))
+    assert found.deflated.shape[-1] == 14
+    assert np.all(found.raw[..., 0] / found.raw[..., -1] > 1e14)
+    assert np.all(found.deflated[..., 0] / found.deflated[..., -1] < 1e4)
