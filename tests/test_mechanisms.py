@@ -348,7 +348,7 @@ def test_a_flag_wins_over_the_table_of_tasks():
         ({"model__attention": "none"}, r"attention=none: .* pass --config\.model\.attention"),
         ({"model__residual": False}, r"residual=false: .* pass --config\.model\.residual"),
         ({"grid__depths": (2, 4)}, r"grid\.depths=2,4: .* use --config\.model\.depth"),
-        ({"grid__variants": ("ful",)}, r"variants=ful: .*full"),
+        ({"grid__arms": ("ful",)}, r"arms=ful: .*full"),
         ({"train__final_windows": 1}, r"final_windows=1: .* pass --config"),
     ],
 )

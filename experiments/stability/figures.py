@@ -147,10 +147,7 @@ def curves(stability: Stability) -> Figure | None:
         row if c.loss.n > 2 else {**row, "low": None, "high": None}
         for row, c in zip(rows, cells, strict=True)
     ), lambda row: (row["warmup"], row["depth"]))  # fmt: skip
-    unigram, losses = (
-        stability.results.reference("unigram"),
-        [float(row["loss"] or 0.0) for row in rows],
-    )
+    unigram, losses = stability.results.reference("unigram"), [c.loss.mean or 0.0 for c in cells]
     label = f"final validation loss (nats per {stability.results.unit})"
     canvas = pictures.lines(
         [Panel(drawn.get((w, d), []), f"{counted(d, 'block')}, {in_words(w)}")
