@@ -192,7 +192,9 @@ CASES = [
     *((name, {}) for name in PLACEMENTS),
     *((name, {"norm_eps": 0.0}) for name in ("post", "sandwich")),
     *((name, {"residual": False}) for name in ("pre", "post")),
-]
+    *(pytest.param(name, {"residual": False}, marks=pytest.mark.slow)
+      for name in PLACEMENTS if name not in ("pre", "post")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=str)

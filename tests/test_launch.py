@@ -128,7 +128,7 @@ def test_flags_reach_the_configuration_in_any_order_and_form(call):
     assert (code, err) == (0, "")
     config = json.loads(out)
     assert config["model"]["depth"] == 5 and config["model"]["width"] == 16
-    assert config["grid"]["variants"] == ["full", "no-mlp"]
+    assert config["grid"]["arms"] == ["full", "no-mlp"]
     assert config["grid"]["learning_rates"] == [0.1, 2.0]
     assert config["model"]["residual"] is False and config["model"]["qk_norm"] is True
     assert config["train"]["learning_rate"] == 1e-2
