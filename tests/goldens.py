@@ -49,8 +49,10 @@ ONLY_EXACT = ("claims", "stability")
 """Not comparable elsewhere: rounding picks the worst entry, and runs that diverge enlarge it."""
 COLUMNS: dict[str, str] = {}
 """Columns that have been renamed: old name -> new name."""
-LEFT_OUT = re.compile(r"run|path|folder|date|started|time_.*|.*seconds.*")
-"""Columns that differ from run to run, or hold run names, which hash their configuration."""
+LEFT_OUT = re.compile(
+    r"run|path|folder|date|started|time_.*|.*seconds.*|sentence|basis|(first_)?diagnostic"
+)
+"""Columns that differ from run to run, hold run names, which hash their configuration, or words."""
 KEYS = ("task", "arm", "variant", "series", "x", "depth", "warmup", "seed", "learning_rate",
         "diagnostic", "step", "block", "layer", "sublayer", "head")  # fmt: skip
 """Rows are ordered by these: the order of the file may be that of run names."""

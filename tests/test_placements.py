@@ -11,10 +11,13 @@ import pytest
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.equation import FACTORS, MODEL_NORM, SHARED_NORM, SLOTS, Learned, Sublayer, fold
 from normjax.errors import UserError
+from normjax.initializers import Initialization
 from normjax.jacobians.blocks import Parts
 from normjax.mixing import Streams, Weights
 from normjax.norms import NORMS
 from normjax.placements import PLACEMENTS, Placement, register_placement
+from normjax.training import train
+from normjax.training.train import Hyper, TrainConfig
 
 D = 5
 DEPTH = 6
@@ -266,6 +269,37 @@ def test_a_row_of_ones_own_is_verified_like_the_others(name):
         np.testing.assert_allclose(
             part.sequence_jacobian(h), expected, rtol=0, atol=1e-13 * np.abs(expected).max()
         )
+
+
+def test_a_rule_acts_on_the_parameters_after_every_step():
+    """Weights of unit length per column, whatever the optimizer did to them."""
+
+    def unit(path, x):
+        return x / jnp.linalg.norm(x, axis=-2, keepdims=True) if path[-1].key == "kernel" else x
+
+    row = Placement(
+        "unit weights", "here", Sublayer(pre_norm=MODEL_NORM),
+        after_step=lambda params: jax.tree_util.tree_map_with_path(unit, params),
+    )  # fmt: skip
+    model = Decoder(DecoderConfig(depth=1, width=6, heads=1, placement=row), 7, 3)
+    config = TrainConfig(steps=5, warmup_steps=0, batch_size=2)
+    hyper = Hyper(np.uint32(0), np.float32(0.1), np.float32(0), np.float32(1))
+    state = train.init_state(model, config, hyper)
+    state = train.train_step(model, config, state, hyper, np.ones((2, 4), np.int32))
+    kernel = state.params["blocks"]["mlp"]["branch"]["in"]["kernel"]
+    np.testing.assert_allclose(np.linalg.norm(kernel, axis=-2), 1, rtol=1e-6)
+
+
+def test_a_row_brings_its_own_initialization():
+    rule = Initialization(lambda a, b: 0.5, lambda width: 0.25, lambda depth: 0.0, "here")
+    row = Placement("own start", "here", Sublayer(pre_norm=MODEL_NORM), init=rule)
+    config = DecoderConfig(depth=1, width=32, heads=1, placement=row)
+    params = Decoder(config, 50, 3).init(jax.random.key(0))
+    assert np.std(params["embedding"]) == pytest.approx(0.25, rel=0.1)
+    branch = params["blocks"]["mlp"]["branch"]
+    assert np.std(branch["in"]["kernel"]) == pytest.approx(0.5, rel=0.1)
+    assert not np.any(branch["out"]["kernel"])
+    assert config.record()["init"]["square"] == 0.5
 
 
 def test_norms_that_a_block_does_not_have_are_not_counted():

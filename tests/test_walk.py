@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -33,9 +34,11 @@ def walked(tmp_path_factory):
                "--experiment=question.py", "--workdir=out", "--compilation_cache=off",
                *(f"--config.{k}={v}" for k, v in small.items())]  # fmt: skip
     environment = os.environ | {"NORMJAX_CACHE": str(folder / "cache")}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    again = partial(subprocess.run, command, cwd=folder, env=environment, capture_output=True,
+                    text=True)  # fmt: skip
+    done = again()
     assert done.returncode == 0, done.stderr
-    return folder, done.stdout
+    return folder, done.stdout, again
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def mine():
 
 
 def test_the_experiment_trains_and_writes_its_page(walked):
-    folder, said = walked
+    folder, said, _ = walked
     with open(folder / "out" / "question.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["arm"] for row in rows] == ["pre", "keel"]
@@ -109,3 +112,17 @@ def test_theory_says_that_it_knows_no_law(mine):
     params = normjax.Decoder(config, vocabulary=5, window=4).init(jax.random.key(0))
     said = predict(config, params, 0, "mlp", 0.1)
     assert said.law is None and said.assumption == "no law: Dynamic Tanh states none"
+
+
+def test_a_folder_that_holds_another_row_is_refused_field_by_field(walked):
+    """A finished run is reused only if what it was agrees with what is asked."""
+    folder, _, again = walked
+    path = next((folder / "out" / "runs").glob("keel-s0-*/config.json"))
+    record = json.loads(path.read_text())
+    record["model"]["rows"]["placement"]["attention"]["keep"] = 0.5
+    path.write_text(json.dumps(record))
+    done = again()
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("normjax: out/runs/keel-s0-") and "holds another run" in line
+    assert "model.rows.placement.attention.keep: 0.5 -> 4.0" in line

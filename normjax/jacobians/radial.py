@@ -243,7 +243,7 @@ def _basis(name: str, x: Any, axes: int) -> Floats:
     if np.ndim(x) == axes:
         return directions(name, x)[..., None]
     columns = np.moveaxis(directions(name, np.moveaxis(np.asarray(x), -1, 0)), 0, -1)
-    return np.linalg.qr(columns)[0]
+    return columns if columns.shape[-1] == 1 else np.linalg.qr(columns)[0]
 
 
 def _singular_values(a: Floats) -> Floats:
