@@ -346,6 +346,11 @@ class Norm:
         found = _with_eps(self.derivative, x, arguments, eps)
         return found if hasattr(found, "jvp") else Matrices(np.asarray(found, np.float64))
 
+    @property
+    def has_identity(self) -> bool:
+        """Whether it forgets the length of what it reads, and says how much eps lets through."""
+        return self.forgets != "nothing" and self.law is not None
+
     def started(self, width: int) -> dict[str, np.ndarray]:
         """Return the parameters of a fresh norm of d features."""
         shapes = {"feature": (width,), "scalar": ()}

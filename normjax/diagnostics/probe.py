@@ -204,7 +204,7 @@ def _self_tests(model: Decoder, params: Params, taps: Params, pulled: Params) ->
     """Return the radial defects of the norms that have an identity; see radial.py."""
     config, out = model.config, {}
     norm, eps = config.norm_row, config.norm_eps
-    if config.has_final_norm and radial.has_identity(norm):
+    if config.has_final_norm and norm.has_identity:
         h, g = taps["last"], pulled["last"]
         bias = params.get("final_norm", {}).get("bias", 0.0)
         back = radial.returned(norm, eps, h, taps["final"], pulled["final"], bias)
@@ -247,9 +247,9 @@ def _defect(config: Any, name: str) -> Callable[..., Array] | None:
     if config.rows > 1 or not constant or any(each != norms[0] for each in norms):
         return None
     pre, post = (norms[0].get(slot, (None,))[0] for slot in ("pre_norm", "post_norm"))
-    if pre is not None and ("skip_norm" in norms[0] or not radial.has_identity(pre)):
+    if pre is not None and ("skip_norm" in norms[0] or not pre.has_identity):
         pre = None
-    if post is not None and not radial.has_identity(post):
+    if post is not None and not post.has_identity:
         post = None
     if pre is None and post is None:
         return None

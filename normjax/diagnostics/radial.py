@@ -24,11 +24,6 @@ from normjax.diagnostics.measures import unit, wide
 from normjax.norms import Norm
 
 
-def has_identity(norm: Norm) -> bool:
-    """Whether a norm forgets the length of what it reads, and says how much eps lets through."""
-    return norm.forgets != "nothing" and norm.law is not None
-
-
 def returned(norm: Norm, eps: float, x: Array, y: Array, pulled: Array, bias: Array) -> Array:
     """Return what a norm of x with output y lets back along u: the term in eps, (..., d) -> (...).
 

@@ -209,17 +209,13 @@ def has_prenorm_identity(config: DecoderConfig, block: int, sublayer: str) -> bo
     row = config.placement_row.of(sublayer).at(block, config.depth)
     constant = isinstance(row.scale, int | float) and isinstance(row.keep, int | float)
     plain = "pre_norm" in norms and not {"skip_norm", "post_norm"} & set(norms)
-    return plain and constant and config.rows == 1 and _forgets(norms["pre_norm"][0])
+    return plain and constant and config.rows == 1 and norms["pre_norm"][0].has_identity
 
 
 def has_postnorm_identity(config: DecoderConfig, block: int, sublayer: str) -> bool:
     """Whether a sub-layer ends with a norm on one stream that forgets length."""
     norms = slot_norms(config, block, sublayer)
-    return config.rows == 1 and "post_norm" in norms and _forgets(norms["post_norm"][0])
-
-
-def _forgets(norm: Norm) -> bool:
-    return norm.forgets != "nothing" and norm.law is not None
+    return config.rows == 1 and "post_norm" in norms and norms["post_norm"][0].has_identity
 
 
 # --- compiled once for all blocks: the parameters are arguments -----------------------------------
