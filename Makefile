@@ -14,7 +14,7 @@ test: $(STAMP) lint types
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 test-all: $(STAMP) lint types
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --optimized -m "slow or not slow" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -494,9 +494,9 @@ def slot_norms(config: DecoderConfig, block: int, sublayer: str) -> dict[str, tu
     for slot in SLOTS:
         for index, (norm, on) in enumerate(row.norms(slot, config.depth).items()):
             if on[block - 1]:
-                holder = "pre_norm" if norm == SHARED_NORM else slot
-                name = holder if index == 0 else f"{holder}_{index + 1}"
-                norm = row.at(block, config.depth).pre_norm if norm == SHARED_NORM else norm
+                name = slot if index == 0 else f"{slot}_{index + 1}"
+                if norm == SHARED_NORM:
+                    norm, name = row.at(block, config.depth).pre_norm, "pre_norm"
                 found[slot] = (config.norm_row if norm == MODEL_NORM else norm), name
     return found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from normjax import configs
+from normjax import configs, placements
 from normjax.configs import field
 from normjax.errors import UserError
 from normjax.initializers import INITIALIZERS, Initialization
@@ -184,6 +184,7 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
     """Raise :class:`UserError` for a decoder that cannot be built, naming field, value and fix."""
     configs.check(config, prefix)
     c = config
+    placements.check(c.placement_row, c.depth)
     if c.width % c.heads:
         divisors = [h for h in range(1, c.width + 1) if c.width % h == 0]
         nearest = min(divisors, key=lambda h: abs(h - c.heads))

@@ -110,8 +110,8 @@ def register_placement(name: str, row: Placement, *, replace: bool = False) -> P
     return PLACEMENTS.register(name, dataclasses.replace(row, name=name), replace=replace)
 
 
-def check(row: Placement) -> None:
-    """Raise :class:`UserError` for a placement that contradicts itself."""
+def check(row: Placement, depth: int = 12) -> None:
+    """Raise :class:`UserError` for a placement that contradicts itself in a decoder of a depth."""
     many = row.streams is not None
     for branch, own in (("attention", row.attention), ("mlp", row.of("mlp"))):
         where = f"placement {row.title!r}, {branch}"
@@ -120,8 +120,13 @@ def check(row: Placement) -> None:
                 "streams=normjax.Streams(...) beside read"
             )  # fmt: skip
             raise UserError(f"{where}: must have {needs}")
-        if own.skip_norm == SHARED_NORM and own.pre_norm is None:
-            raise UserError(f"{where}: skip_norm=SHARED_NORM needs a pre_norm to share; name one")
+        every = (True,) * depth
+        shares = SHARED_NORM in own.norms("skip_norm", depth)
+        if shares and list(own.norms("pre_norm", depth).values()) != [every]:
+            raise UserError(
+                f"{where}: skip_norm=SHARED_NORM needs a pre_norm to share, one for all blocks;"
+                " name it, or give the skip norm parameters of its own"
+            )
         unknown = [name for name in own.inner_norms if name not in ("query", "key", "value")]
         if unknown:
             raise UserError(f"{where}: inner_norms has {unknown[0]!r}; must be query, key, value")

@@ -86,8 +86,18 @@ _TOGETHER = {
     },
 }  # fmt: skip
 _ALL_PAIRS = {f"{p}/{n}": {"placement": p, "norm": n} for p in PLACEMENTS for n in NORMS}
-ROWS = _PLACED | _NORMED | _BRANCH_ONLY
-MORE_ROWS = {k: v for k, v in (_ALL_PAIRS | _PARTS | _TOGETHER).items() if k not in ROWS}
+_ALWAYS = {
+    f"{p}/rmsnorm": {"placement": p} for p in ("pre", "post", "deepnorm", "rezero", "hybridnorm")
+}
+ROWS = _ALWAYS | _NORMED
+MORE_ROWS = {
+    k: v
+    for k, v in (_PLACED | _BRANCH_ONLY | _ALL_PAIRS | _PARTS | _TOGETHER).items()
+    if k not in ROWS
+}
+MORE_BLOCKS = {
+    k: v for k, v in (_PLACED | _BRANCH_ONLY | _TOGETHER | _PARTS).items() if k not in _ALWAYS
+}
 COMPILED_ROWS = _PLACED | {"pre/layernorm": _NORMED["pre/layernorm"]} | _TOGETHER | {
     k: _PARTS[k] for k in ("scan_layers", "bfloat16")
 }  # fmt: skip
@@ -287,12 +297,12 @@ _TINY = (
 FAST: dict[str, Callable[[], dict[str, Any]]] = {
     "steps": partial(steps, ROWS),
     "norm_jacobians": norm_jacobians,
-    "block_jacobians": partial(block_jacobians, _PLACED | _BRANCH_ONLY),
+    "block_jacobians": partial(block_jacobians, _ALWAYS),
     "theory": theory,
 }
 SLOW: dict[str, Callable[[], dict[str, Any]]] = {
     "more_steps": partial(steps, MORE_ROWS),
-    "more_block_jacobians": partial(block_jacobians, _TOGETHER | _PARTS),
+    "more_block_jacobians": partial(block_jacobians, MORE_BLOCKS),
     "compiled_steps": partial(steps, COMPILED_ROWS, compiled=True),
     "ablation": partial(files, "--experiment=ablation", "--preset=smoke"),
     "ablation_diagnostics": partial(files, "--experiment=ablation", *_DIAGNOSTICS),

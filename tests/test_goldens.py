@@ -8,6 +8,8 @@ import pytest
 
 from normjax.runs import machine
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 
 @pytest.fixture(scope="module")
 def stored():

@@ -44,12 +44,11 @@ def with_grid(**changes):
 
 def test_names_are_the_same_in_any_process():
     here = ids(ExperimentConfig(), [FULL, DEEP])
-    for seed in ("0", "1"):
-        out = subprocess.run(
-            [sys.executable, "-c", PRINT], cwd=ROOT, capture_output=True, text=True, check=True,
-            env={"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": ""},
-        )  # fmt: skip
-        assert out.stdout.split() == here
+    out = subprocess.run(
+        [sys.executable, "-c", PRINT], cwd=ROOT, capture_output=True, text=True, check=True,
+        env={"PYTHONHASHSEED": "1", "JAX_PLATFORMS": "cpu", "PATH": ""},
+    )  # fmt: skip
+    assert out.stdout.split() == here
 
 
 def test_names_are_distinct_and_say_cell_and_seed():

@@ -31,6 +31,8 @@ EAGER = {"rms": rms_norm, "layer": layer_norm}
 FUNCTIONS = {k: jax.jit(f, static_argnames="eps") for k, f in EAGER.items()}
 RMS, LAYER = FUNCTIONS["rms"], FUNCTIONS["layer"]
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 # --- referees -------------------------------------------------------------------------------------
 
 

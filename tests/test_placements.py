@@ -284,8 +284,13 @@ def test_a_rule_acts_on_the_parameters_after_every_step():
     model = Decoder(DecoderConfig(depth=1, width=6, heads=1, placement=row), 7, 3)
     config = TrainConfig(steps=5, warmup_steps=0, batch_size=2)
     hyper = Hyper(np.uint32(0), np.float32(0.1), np.float32(0), np.float32(1))
-    state = train.init_state(model, config, hyper)
-    state = train.train_step(model, config, state, hyper, np.ones((2, 4), np.int32))
+
+    @jax.jit
+    def after_one_step(hyper, windows):
+        state = train.init_state(model, config, hyper)
+        return train.train_step(model, config, state, hyper, windows)
+
+    state = after_one_step(hyper, np.ones((2, 4), np.int32))
     kernel = state.params["blocks"]["mlp"]["branch"]["in"]["kernel"]
     np.testing.assert_allclose(np.linalg.norm(kernel, axis=-2), 1, rtol=1e-6)
 
@@ -345,6 +350,17 @@ def test_records_are_plain_json_and_say_what_decides(name):
     [
         ("pre", "must be a normjax.Placement"),
         (Placement("x", "y", Sublayer(skip_norm=SHARED_NORM)), "needs a pre_norm to share"),
+        (
+            Placement(
+                "x",
+                "y",
+                Sublayer(
+                    pre_norm=lambda block, depth: NORMS["layernorm" if block > 1 else "rmsnorm"],
+                    skip_norm=SHARED_NORM,
+                ),
+            ),
+            "one for all blocks",
+        ),
         (Placement("x", "y", streams=Streams(2)), "must have read"),
         (Placement("x", "y", Sublayer(inner_norms=("logits",))), "must be query, key, value"),
     ],

@@ -89,7 +89,10 @@ def branch_mean_square(config, params, h):
     return mean_square(pieces["branch"](x[None])[0, 0])
 
 
-@pytest.mark.parametrize("placement", ["sandwich", "branch_output", "post", "deepnorm"])
+SLOWER = (pytest.param(p, marks=pytest.mark.slow) for p in ("branch_output", "deepnorm"))
+
+
+@pytest.mark.parametrize("placement", ["sandwich", "post", *SLOWER])
 def test_norms_behind_the_branch(placement):
     """The radial direction, one singular value in d, is left out: quartiles are compared.
 

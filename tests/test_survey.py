@@ -41,7 +41,10 @@ def made(placement="pre", gains=True, **changes):
     return Parts(model, params)
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "none"])
+@pytest.mark.parametrize(
+    "placement",
+    ["pre", "post", *(pytest.param(p, marks=pytest.mark.slow) for p in ("sandwich", "none"))],
+)
 def test_blocks_and_stack_agree_with_autodiff(placement):
     parts = made(placement)
     found = measure(parts, TOKENS, (0, 5), sequence_length=3)

@@ -258,7 +258,9 @@ def _frame(sketch: _Sketch, top: float, depth: str) -> None:
             ls=(0, (4, 2)), zorder=1,
         )
     )  # fmt: skip
-    sketch.axes.text(left + 0.08, top - 0.13, depth, size=9, weight="bold", va="center")
+    sketch.axes.text(
+        right - 0.08, top - 0.13, depth, size=9, weight="bold", va="center", ha="right"
+    )
     sketch.spots["blocks"] = (left, top - 0.13)
 
 
