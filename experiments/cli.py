@@ -158,10 +158,10 @@ def _load_plugins(values: flags.FlagValues) -> None:
 
 
 def _set_up(values: flags.FlagValues) -> None:
-    from normjax.data import token_cache
+    from normjax.data import cache_folder
     from normjax.runs import machine
 
-    machine.set_up(values.cpu_devices, values.compilation_cache, token_cache.root(""))
+    machine.set_up(values.cpu_devices, values.compilation_cache, cache_folder.folder(""))
 
 
 def _early(arguments: list[str]) -> list[str]:

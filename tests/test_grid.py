@@ -68,7 +68,7 @@ def _another(leaf):
         return leaf.value + 1
     if names := leaf.limits.names():  # what a name stands for is in the name of a run
         return next(name for name in names if name != leaf.value)
-    return leaf.value + "x"
+    return (*leaf.value, "x") if leaf.is_list else leaf.value + "x"
 
 
 LEAVES = [
@@ -76,7 +76,10 @@ LEAVES = [
     if leaf.path.split(".")[0] in ("model", "data", "train")
 ]  # fmt: skip
 # The text, how it is read and where it is cached show in the corpus' fingerprint.
-IN_FINGERPRINT = ("data.corpus", "data.vocabulary", "data.validation_fraction", "data.cache_dir")
+IN_FINGERPRINT = (
+    "data.corpus", "data.vocabulary", "data.validation_fraction", "data.cache_dir",
+    "data.suffixes", "data.encoding", "data.field", "data.max_bytes",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.path)

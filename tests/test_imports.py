@@ -14,8 +14,9 @@ ROOT = Path(__file__).parent.parent
 # "normjax.reporting" stands for every module in it that has no place of its own: those may import
 # each other, without cycles.
 LAYERS = (
-    ("normjax", "normjax.errors", "normjax.data.scratch",
-     "normjax.data.tensorflow_free"),
+    ("normjax", "normjax.errors", "normjax.data.scratch", "normjax.data.regular_files",
+     "normjax.data.accounts", "normjax.data.tensorflow_free"),
+    ("normjax.data.cache_folder",),
     ("normjax.configs", "normjax.registry", "normjax.equation", "normjax.norm_derivatives",
      "normjax.runs.machine", "normjax.runs.runlog", "normjax.runs.experiment",
      "normjax.data.philox", "normjax.data.text_files", "normjax.data.tfds_text",

@@ -1,6 +1,7 @@
 """Surveys of spectra: what is measured against other routes, what is written, what is refused."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -210,6 +211,25 @@ def test_initialization_of_a_run_is_that_of_its_seed(workdir):
         np.any(np.asarray(a) != np.asarray(b))
         for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(trained), strict=True)
     )
+
+
+def test_a_run_whose_text_is_gone_has_its_tokens_from_the_cache(workdir, tmp_path, monkeypatch):
+    """By the fingerprint, from the cache of whoever opens it and not from the one it names."""
+    folder, *_ = workdir
+    run = tmp_path / "run"
+    shutil.copytree(run_folders(folder / "work" / "training")[0], run)
+    record = json.loads((run / "config.json").read_text())
+    record["data"] |= {"corpus": "moved/text.txt", "cache_dir": str(tmp_path / "theirs")}
+    (run / "config.json").write_text(json.dumps(record))
+    monkeypatch.setenv("NORMJAX_CACHE", str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="no such file or folder.*its tokens are not in the cache"):
+        _ = TrainedRun(run).corpus
+    monkeypatch.setenv("NORMJAX_CACHE", str(folder / "cache"))
+    text = "to be or not to be, that is the question: " * 60
+    corpus = TrainedRun(run).corpus
+    assert corpus.vocabulary.decode(corpus.validation) == text[int(len(text) * 0.9) :]
+    assert TrainedRun(run).windows(2).shape == (2, 7)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 
 
 def test_what_cannot_be_measured_is_passed_over_and_said(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,15 +77,19 @@ def test_what_is_neither_file_nor_folder(tmp_path):
 
 def test_an_unreadable_file(tmp_path, monkeypatch):
     """Tests may run as root, whom no permission stops: the operating system's answer is played."""
-    path = write(tmp_path / "secret.txt")
+    path, opened = write(tmp_path / "secret.txt"), os.open
 
-    def refuse(self):
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(path, *args, **kwargs):
+        if str(path).endswith("secret.txt"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert "cannot be read (Permission denied)" in error(corpus=path)
     message = error(corpus=str(tmp_path))
-    assert "secret.txt: cannot be read (Permission denied)" in message
+    assert "1 unreadable: Permission denied (1,320 bytes; secret.txt)" in message
+    write(tmp_path / "open.txt")
+    assert "secret.txt" in corpora.open_corpus(DataConfig(corpus=str(tmp_path))).files.words
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads all")
@@ -121,5 +124,12 @@ def test_binary_files(tmp_path):
 
 def test_a_bad_file_inside_a_folder_is_named(tmp_path):
     write(tmp_path / "good.txt")
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xff")
-    assert "bad.txt: not UTF-8" in error(corpus=str(tmp_path))
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfd")
+    (tmp_path / "bad.md").write_bytes(b"\xe9t\xe9")
+    corpus = corpora.open_corpus(DataConfig(corpus=str(tmp_path)))
+    assert corpus.vocabulary.decode(corpus.train) == (VERSE * 20)[: len(corpus.train)]
+    assert "text files of the folder" in corpus.description
+    assert "(2 entries left out)" in corpus.description
+    words = corpus.files.words
+    assert "1 not UTF-8 (3 bytes; bad.md; read by --config.data.encoding=NAME)" in words
+    assert "1 in UTF-16 (3 bytes; bad.txt; read by --config.data.encoding=utf-16)" in words

@@ -116,6 +116,8 @@ def run(config: SpectrumExperiment, preset: str, options: Options) -> Outcome | 
     corpus = corpora.open_corpus(config.data)
     if options.dry_run:
         print(_plan(config, names, folders))
+        if corpus.files:
+            print(f"corpus {corpus.name}: {corpus.files.words}")
         return None
     if not folders and config.train.steps:
         _train(config, names, preset, options)
@@ -128,7 +130,10 @@ def run(config: SpectrumExperiment, preset: str, options: Options) -> Outcome | 
             "config": configs.to_dict(config), "environment": provenance.environment(),
             "first_seed": 0, "positions": [0, config.spectrum.tokens - 1],
             "tokens": config.spectrum.tokens, "sequences": config.spectrum.sequences,
-            "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+            "corpus": {
+                "name": corpus.name, "fingerprint": corpus.fingerprint,
+                **({"files": corpus.files.record()} if corpus.files else {}),
+            },
         }  # fmt: skip
         survey(
             [*_of_runs(config, folders), *_over_depth(config, names, corpus)],

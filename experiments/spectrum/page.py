@@ -41,10 +41,11 @@ def render(survey: Survey, drawn: Sequence[tuple[Figure, str]]) -> str:
     """Return the page as one self-contained HTML text."""
     record = survey.record
     corpus, positions = record["corpus"], " and ".join(str(p) for p in record["positions"])
+    files = corpus.get("files")
     text = html.prose(
-        "{} <code>{}</code>, {} of {} tokens, at tokens {}", corpus["name"],
-        corpus["fingerprint"][:16], counted(record["sequences"], "sequence"), record["tokens"],
-        positions,
+        "{} <code>{}</code>{}, {} of {} tokens, at tokens {}", corpus["name"],
+        corpus["fingerprint"][:16], f" (files: {files['words']})" if files else "",
+        counted(record["sequences"], "sequence"), record["tokens"], positions,
     )  # fmt: skip
     return Page(
         "How each placement passes a small change on",

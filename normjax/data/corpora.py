@@ -11,14 +11,17 @@ import dataclasses
 import functools
 import hashlib
 import math
+import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from normjax import configs
-from normjax.configs import field
-from normjax.data import plays, text_files, tfds_text, token_cache
+from normjax.data import cache_folder, plays, text_files, tfds_text, token_cache
+from normjax.data.accounts import Account
+from normjax.data.regular_files import printable
 from normjax.data.tasks import corpus as task_corpus
 from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.vocabulary import VOCABULARIES, Vocabulary
@@ -33,18 +36,37 @@ MAX_WINDOW = 2**20
 class DataConfig:
     """Which text, how it becomes tokens, and how long a window is."""
 
-    corpus: str = field(
+    corpus: str = configs.field(
         "plays", "text: plays, tfds:NAME, or the path of a text file or folder; or task:NAME"
     )
-    vocabulary: str = field(
+    vocabulary: str = configs.field(
         "char", "tokens: char (the text's own characters) or byte (UTF-8)", choices=VOCABULARIES
     )
-    window: int = field(64, "tokens a model sees at once", least=1, most=MAX_WINDOW)
-    validation_fraction: float = field(
+    window: int = configs.field(64, "tokens a model sees at once", least=1, most=MAX_WINDOW)
+    validation_fraction: float = configs.field(
         0.1, "last part of a file's or folder's characters that is held out (plays: whole plays)",
         above=0, below=1,
     )  # fmt: skip
-    cache_dir: str = field("", "folder of cached tokens; empty: $NORMJAX_CACHE, else the user's")
+    cache_dir: str = configs.field(
+        "", "folder of cached tokens; empty: $NORMJAX_CACHE, else the user's"
+    )
+    suffixes: tuple[str, ...] = configs.field(
+        text_files.SUFFIXES, "endings of the files that are read from a folder; * for all (.gz may"
+        " follow)", fewest=1, distinct=True,
+    )  # fmt: skip
+    encoding: str = configs.field(
+        text_files.ENCODING, "of text files: utf-8, utf-16, latin-1, cp1252, ..."
+    )
+    field: str = configs.field(
+        "", "of JSON lines (*.jsonl, *.ndjson, *.json): the field that is the text; empty: they are"
+        " read as they are"
+    )  # fmt: skip
+    max_bytes: int = configs.field(
+        text_files.MOST_BYTES,
+        "most bytes of a text that are read, decompressed",
+        least=1,
+        most=2**40,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,6 +80,7 @@ class Corpus:
       train: (N,) unsigned integers, read-only.
       validation: (M,) of the same type, read-only.
       fingerprint: SHA-256 of content, split rule, vocabulary and code format, in hex.
+      files: what became of every entry of a folder; None where the text is none.
     """
 
     name: str
@@ -66,6 +89,7 @@ class Corpus:
     train: np.ndarray
     validation: np.ndarray
     fingerprint: str
+    files: Account | None = None
 
     @property
     def vocabulary_size(self) -> int:
@@ -119,6 +143,7 @@ class Corpus:
             "train_tokens": len(self.train), "validation_tokens": len(self.validation),
             "fingerprint": self.fingerprint,
             "unigram_loss": self.unigram_loss, "uniform_loss": self.uniform_loss,
+            **({} if self.files is None else {"files": self.files.record()}),
         }  # fmt: skip
 
     def task_record(self) -> dict[str, Any] | None:
@@ -145,12 +170,14 @@ class Source(NamedTuple):
       identity: what defines the text, such as a version that is raised with every change of it: a
         cached one is then not read again. "": only the text itself says that.
       texts: reads it: the training and the validation text.
+      files: what became of every entry of a folder; None where the text is none.
     """
 
     name: str
     description: str
     identity: str
     texts: Callable[[], tuple[str, str]]
+    files: Account | None = None
 
 
 def register_corpus(
@@ -188,18 +215,71 @@ def open_corpus(config: DataConfig) -> AnyCorpus:
     _check(config)
     if config.corpus.startswith(task_corpus.PREFIX):
         return _task(config)
-    source = _source(config)
-    if not source.identity:
-        source = _identified(source.texts(), source.name, source.description)
-    fingerprint = token_cache.fingerprint(config.vocabulary, source.identity)
-    folder = token_cache.root(config.cache_dir) / fingerprint
-    entry = token_cache.read(folder)
+    source, fingerprint = _identity(config)
+    cache = cache_folder.folder(config.cache_dir)
+    entry = token_cache.read(cache / fingerprint) if cache else None
     if entry is None:
         entry = _encode(config.vocabulary, *source.texts())
         _check_lengths(config, entry)
-        entry = token_cache.write(folder, entry)
+        entry = token_cache.write(cache / fingerprint, entry) if cache else token_cache.kept(entry)
     _check_lengths(config, entry)
-    return Corpus(source.name, source.description, *entry, fingerprint)
+    return Corpus(source.name, source.description, *entry, fingerprint, source.files)
+
+
+def open_by_fingerprint(config: DataConfig, fingerprint: object) -> AnyCorpus:
+    """Return the corpus that has a fingerprint: from the user's own cache, else as it is named.
+
+    A text that has been moved or changed since, or whose path was relative to another folder, is
+    found as long as its tokens are cached. The configuration may come from elsewhere: its cache_dir
+    is not used, and no tokens are written.
+
+    Args:
+      config: as it was recorded.
+      fingerprint: as it was recorded beside it.
+
+    Raises:
+      UserError: the tokens are not cached, and the text is gone or is another one now.
+
+    Examples:
+      open_by_fingerprint(DataConfig(corpus="poems/"), record["fingerprint"])
+    """
+    if not (isinstance(fingerprint, str) and re.fullmatch(r"[0-9a-f]{64}", fingerprint)):
+        raise UserError(
+            f"data.fingerprint={str(fingerprint)[:80]!r}: must be 64 digits of hex, as in"
+            " config.json; train it anew"
+        )
+    config = dataclasses.replace(config, cache_dir="")
+    _check(config)
+    gone = "its tokens are not in the cache; bring the old text back, or pass tokens of your own"
+    if config.corpus.startswith(task_corpus.PREFIX):
+        task = _task(config)
+        if task.fingerprint != fingerprint:
+            raise UserError(f"data.corpus={config.corpus}: is another task now; train it anew")
+        return task
+    cache = cache_folder.folder("")
+    entry = token_cache.read(cache / fingerprint) if cache else None
+    if entry is not None:
+        _check_lengths(config, entry)
+        name = printable(os.path.basename(config.corpus.rstrip("/").removeprefix("tfds:")))
+        return Corpus(name, f"{name}, from the cache of tokens", *entry, fingerprint)
+    try:
+        source, found = _identity(config)
+    except UserError as error:
+        raise UserError(f"{error}; {gone}") from None
+    if found != fingerprint:
+        raise UserError(f"data.corpus={printable(config.corpus)}: is another text now, and {gone}")
+    entry = token_cache.kept(_encode(config.vocabulary, *source.texts()))
+    _check_lengths(config, entry)
+    return Corpus(source.name, source.description, *entry, fingerprint, source.files)
+
+
+def _identity(config: DataConfig) -> tuple[Source, str]:
+    """Return where a text comes from, and its fingerprint."""
+    source = _source(config)
+    if not source.identity:
+        known = _identified(source.texts(), source.name, source.description)
+        source = known._replace(files=source.files)
+    return source, token_cache.fingerprint(config.vocabulary, source.identity)
 
 
 def _task(config: DataConfig) -> TaskCorpus:
@@ -215,6 +295,21 @@ def _check(config: DataConfig) -> None:
     configs.check(config, "config.data")
     if not config.corpus.strip():
         raise UserError(f"data.corpus={config.corpus!r}: must name a text; pass {text_files.NAMES}")
+    try:
+        config.corpus.encode()
+    except UnicodeEncodeError:  # no page could show it
+        raise UserError(
+            f"data.corpus={printable(config.corpus)}: must be UTF-8; rename the file or folder"
+        ) from None
+    text_files.check_encoding(config.encoding)
+    if config.corpus.startswith(("tfds:", task_corpus.PREFIX)):
+        for name in ("suffixes", "encoding", "field"):
+            value = getattr(config, name)
+            if value != getattr(DataConfig, name):
+                raise UserError(
+                    f"data.{name}={configs.shown(value)}: says how files are read, and"
+                    f" {config.corpus} is none; leave --config.data.{name} away"
+                )
 
 
 def _source(config: DataConfig) -> Source:
@@ -224,7 +319,8 @@ def _source(config: DataConfig) -> Source:
         return _registered(config, name)
     if corpus.startswith("tfds:"):
         return _named(config, corpus.removeprefix("tfds:"))
-    return _divided(config, *text_files.read(corpus, CORPORA))
+    how = text_files.How(config.suffixes, config.encoding, config.field, config.max_bytes)
+    return _divided(config, *text_files.read(corpus, CORPORA, how))
 
 
 def _registered(config: DataConfig, name: str) -> Source:
@@ -245,7 +341,7 @@ def _plays(config: DataConfig) -> Source:
         "plays",
         f"38 plays of Shakespeare as plain text; held out for validation, whole: {held}",
         plays.identity(),
-        lambda: plays.read(token_cache.root(config.cache_dir)),
+        lambda: plays.read(config.cache_dir),
     )
 
 
@@ -255,8 +351,9 @@ def _named(config: DataConfig, name: str) -> Source:
             f"data.corpus={config.corpus}: must name a TFDS set; "
             "pass --config.data.corpus=tfds:tiny_shakespeare"
         )
-    folder = token_cache.root(config.cache_dir) / "tfds"
-    train, validation, full_name = tfds_text.read(name, folder)
+    train, validation, full_name = tfds_text.read(
+        name, cache_folder.folder(config.cache_dir, "tfds")
+    )
     if validation is None:
         return _divided(config, name, f"TFDS set {full_name}", train)
     texts = text_files.clean(config.corpus, train), text_files.clean(config.corpus, validation)
@@ -272,7 +369,9 @@ CORPORA: Registry[Callable[[DataConfig], Source]] = Registry("corpus", {"plays":
 """The texts that have names of their own."""
 
 
-def _divided(config: DataConfig, name: str, what: str, text: str) -> Source:
+def _divided(
+    config: DataConfig, name: str, what: str, text: str, files: Account | None = None
+) -> Source:
     """Return a source whose last characters are held out: the first ``int(n (1 - f))`` train."""
     text = text_files.clean(config.corpus, text)
     at = int(len(text) * (1 - config.validation_fraction))
@@ -283,6 +382,7 @@ def _divided(config: DataConfig, name: str, what: str, text: str) -> Source:
         f"{what}, {len(text)} characters; held out for validation: the last {percent}",
         f"{digest} split at {at}",
         lambda: (text[:at], text[at:]),
+        files,
     )
 
 
@@ -297,7 +397,7 @@ def _check_lengths(config: DataConfig, entry: token_cache.CacheEntry) -> None:
     for part, tokens in (("training", entry.train), ("validation", entry.validation)):
         if len(tokens) < config.window + 1:
             raise UserError(
-                f"data.window={config.window}: the {part} part of {config.corpus} has "
+                f"data.window={config.window}: the {part} part of {printable(config.corpus)} has "
                 f"{len(tokens)} tokens and a window needs {config.window + 1}; pass a longer text, "
                 "a smaller --config.data.window or another --config.data.validation_fraction"
             )

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from normjax.data import cache_folder
 from normjax.data.tensorflow_free import tensorflow_free
 from normjax.data.tfds_text import joined, prepared
 from normjax.errors import UserError
@@ -172,29 +173,33 @@ def data_dir(cache: Path) -> Path:
     return cache / "tfds" / f"plays-{SOURCE_SHA256[:8]}"
 
 
-def read(cache: Path) -> tuple[str, str]:
+def read(configured: str = "") -> tuple[str, str]:
     """Return the training and the validation text of the plays, from the TFDS set in the cache.
 
     The set is prepared there at the first time, and anew where it turns out to be damaged.
+
+    Args:
+      configured: the folder of the cache, "" for the user's.
 
     Raises:
       UserError: the plays are not installed, or a damaged set cannot be replaced.
     """
     source_files()  # a missing wheel is said before TFDS is imported
-    folder = data_dir(cache)
+    folder = cache_folder.folder(configured, *data_dir(Path()).parts)
     with tensorflow_free():
         for _ in range(2):
             make = functools.partial(builder_class(), file_format="array_record")
             try:
-                with prepared(make, [folder]) as builder:
+                with prepared(make, folder) as builder:
                     texts = joined(builder, "train", "text"), joined(builder, "validation", "text")
                 if hashlib.sha256("\0".join(texts).encode()).hexdigest() == TEXT_SHA256:
                     return texts
                 reason = "another text than expected"
             except Exception as error:  # whatever damage makes TFDS raise, the answer is the same
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
     raise UserError(
-        f"data.corpus=plays: the set in {folder} is damaged and cannot be replaced ({reason});"
-        " remove it, or pass another --config.data.cache_dir"
+        f"data.corpus=plays: the set in {folder or 'no cache'} is damaged and cannot be replaced"
+        f" ({reason}); remove it, or pass another --config.data.cache_dir"
     )

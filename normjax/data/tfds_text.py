@@ -18,14 +18,14 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from normjax.data import scratch
+from normjax.data import cache_folder, scratch
 from normjax.data.tensorflow_free import file_functions, tensorflow_free
 from normjax.errors import UserError, suggest
 
 _PACKAGES = ("text", "question_answering", "summarization", "text_simplification", "translate")
 
 
-def read(name: str, folder: Path) -> tuple[str, str | None, str]:
+def read(name: str, folder: Path | None) -> tuple[str, str | None, str]:
     """Return the texts of a TFDS set, downloading and preparing it when that was not done yet.
 
     The text is the feature ``text``, else the only string feature. Validation is the split
@@ -35,7 +35,7 @@ def read(name: str, folder: Path) -> tuple[str, str | None, str]:
 
     Args:
       name: ``NAME``, ``NAME/CONFIG`` or ``NAME/CONFIG:VERSION`` as TFDS writes it.
-      folder: where prepared sets are kept.
+      folder: where prepared sets are kept; None keeps none.
 
     Returns:
       The training text, the validation text or None, and the full name with version.
@@ -52,7 +52,7 @@ def read(name: str, folder: Path) -> tuple[str, str | None, str]:
         try:
             # None is TFDS's own folder.
             make = functools.partial(tfds.builder, name)
-            with file_functions(module), prepared(make, (None, folder)) as builder:
+            with file_functions(module), prepared(make, folder, [None]) as builder:
                 return _texts(name, builder)
         except UserError:
             raise
@@ -90,16 +90,17 @@ def _find(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def prepared(make: Callable[..., Any], folders: Sequence[Path | None]) -> Generator[Any]:
+def prepared(
+    make: Callable[..., Any], folder: Path | None, folders: Sequence[Path | None] = ()
+) -> Generator[Any]:
     """Yield a builder whose data lies on disk in a random-access format.
 
     Args:
       make: the builder for ``data_dir``.
-      folders: where the data may lie; where it does not, it is prepared in the last of them.
+      folders: where the data may lie, None for TFDS's own folder.
+      folder: where it is kept when it must be prepared, and may lie; None prepares it for now.
     """
-    folder = folders[-1]
-    assert folder is not None
-    for place in folders:
+    for place in (*folders, *([folder] if folder else [])):
         builder = make(data_dir=place and str(place))
         if builder.is_prepared() and _random_access(builder):
             yield builder
@@ -113,25 +114,26 @@ def prepared(make: Callable[..., Any], folders: Sequence[Path | None]) -> Genera
         )
         # Prepared aside and moved when whole: an interrupted download leaves nothing behind, and
         # of two processes one wins.
-        final = folder / builder.data_path.relative_to(aside)
-        with contextlib.suppress(OSError):
-            final.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(builder.data_path, final)
-        if not builder.data_path.exists():
-            builder = make(data_dir=str(folder))
+        if folder is not None:
+            final = folder / builder.data_path.relative_to(aside)
+            with contextlib.suppress(OSError):
+                if cache_folder.make(final.parent):
+                    os.rename(builder.data_path, final)
+            if not builder.data_path.exists():
+                builder = make(data_dir=str(folder))
         yield builder
 
 
 @contextlib.contextmanager
-def _aside(folder: Path) -> Generator[str]:
+def _aside(folder: Path | None) -> Generator[str]:
     """Yield a temporary folder inside ``folder``, or elsewhere where that cannot be written to."""
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    missing = [p for p in (folder, *folder.parents) if not p.exists()] if folder else []
     with contextlib.ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            aside = str(scratch.make(folder))
-        except OSError:
-            aside = tempfile.mkdtemp(prefix="normjax-tfds-")
+        aside = None
+        if folder is not None and cache_folder.make(folder):
+            with contextlib.suppress(OSError):
+                aside = str(scratch.make(folder))
+        aside = aside or tempfile.mkdtemp(prefix="normjax-tfds-")
         for path in reversed(missing):  # a failed download leaves no empty folder
             stack.callback(_remove_empty, path)
         stack.callback(shutil.rmtree, aside, ignore_errors=True)

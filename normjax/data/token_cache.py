@@ -1,24 +1,29 @@
-"""The cache of tokens: arrays under the fingerprint of their content, read as memory maps."""
+"""The cache of tokens: arrays under the fingerprint of their content, read as memory maps.
+
+An entry says whose it is: the fingerprint stands in its checksummed ``meta.json``, with the SHA-256
+of every array. All of it is hashed whenever it is opened, which takes 0.8 s a gigabyte on a
+processor with instructions for it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from normjax.data import scratch
-from normjax.data.vocabulary import Vocabulary
+from normjax.data import cache_folder, regular_files, scratch
+from normjax.data.regular_files import Unread
+from normjax.data.vocabulary import VOCABULARIES, Vocabulary
 
 FORMAT = 1  # of tokens and cache: raise it when the same text would give other tokens
-HASHED_BYTES = 64 << 20  # arrays up to this size are hashed when read back, larger ones only sized
+META_BYTES = 1 << 24  # of meta.json: a vocabulary of all characters takes 13 MB
 _PARTS = ("train", "validation")
 
 
@@ -35,37 +40,59 @@ def fingerprint(vocabulary: str, identity: str) -> str:
     return _sha256(json.dumps((FORMAT, vocabulary, identity)).encode())
 
 
-def root(configured: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache folder; it is created only when something is written to it."""
-    if chosen := configured or environment.get("NORMJAX_CACHE", ""):
-        return Path(os.path.expanduser(chosen)).absolute()
-    if base := environment.get("XDG_CACHE_HOME", ""):
-        return Path(base) / "normjax"
-    try:
-        home = Path.home()
-    except RuntimeError:  # an account without a home
-        return Path(tempfile.gettempdir()) / "normjax"
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "normjax"
-
-
 def read(folder: Path) -> CacheEntry | None:
-    """Return a cache entry as memory maps, or None when it is not there or not whole."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text("utf-8"))
-        stored = meta.pop("checksum")
-        if stored != _sha256(_canonical(meta)):
-            return None
-        for part in _PARTS:
-            path, expected = folder / f"{part}.npy", meta["arrays"][part]
-            size = path.stat().st_size
-            if size != expected["bytes"]:
-                return None
-            if size <= HASHED_BYTES and _sha256(path.read_bytes()) != expected["sha256"]:
-                return None
-        train, validation = (np.load(folder / f"{p}.npy", mmap_mode="r") for p in _PARTS)
-        return CacheEntry(Vocabulary(meta["kind"], meta["characters"]), train, validation)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    """Return a cache entry as memory maps, or None when it is not there or is not to be trusted.
+
+    Args:
+      folder: named by the fingerprint of its content.
+    """
+    if not os.path.lexists(folder):
         return None
+    try:
+        if wrong := cache_folder.refusal(folder, links=False):
+            raise ValueError(wrong)
+        return _read(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Unread) as e:
+        reason = str(e) if isinstance(e, (OSError, ValueError, Unread)) else "damaged"
+        cache_folder.say(
+            f"the cached tokens {folder} are not used ({' '.join(reason.split())[:200]}); the text"
+            " is read again"
+        )
+        return None
+
+
+def _read(folder: Path) -> CacheEntry:
+    raw = regular_files.read(folder / "meta.json", META_BYTES, links=False, own=True)
+    meta = json.loads(raw.decode("utf-8"))
+    if meta.pop("checksum") != _sha256(_canonical(meta)):
+        raise ValueError("meta.json is damaged")
+    if meta.get("fingerprint") != folder.name:
+        raise ValueError("they are those of another text")
+    vocabulary = Vocabulary(meta["kind"], meta["characters"])
+    arrays = (_array(folder / f"{p}.npy", meta["arrays"][p], vocabulary.dtype) for p in _PARTS)
+    if meta["kind"] not in VOCABULARIES:
+        raise ValueError("another kind of tokens")
+    return CacheEntry(vocabulary, *arrays)
+
+
+def _array(path: Path, expected: Mapping[str, Any], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return a stored array as a map of the very file whose bytes were compared."""
+    with regular_files.opened(path, links=False, own=True) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected["bytes"] or hashed(file) != expected["sha256"]:
+            raise ValueError(f"{path.name} is damaged")
+        file.seek(0)
+        np.lib.format.read_magic(file)
+        shape, _, stored = np.lib.format.read_array_header_1_0(file)
+        if stored != dtype or len(shape) != 1:  # an object's dtype would be a pickle
+            raise ValueError(f"{path.name} holds other numbers")
+        return np.memmap(file, dtype=stored, mode="r", offset=file.tell(), shape=shape)
+
+
+def hashed(file: IO[bytes] | io.RawIOBase) -> str:
+    """Return the SHA-256 of an open file from its start, in hex."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[bad-argument-type]
 
 
 def write(folder: Path, entry: CacheEntry) -> CacheEntry:
@@ -76,19 +103,21 @@ def write(folder: Path, entry: CacheEntry) -> CacheEntry:
     """
     aside = None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = scratch.make(folder.parent)
-        for part in _PARTS:
-            np.save(aside / f"{part}.npy", getattr(entry, part))
-        meta = _meta(aside, entry.vocabulary)
-        (aside / "meta.json").write_text(json.dumps(meta | {"checksum": _sha256(_canonical(meta))}))
-        aside.chmod(0o755)
-        if read(folder) is None:
-            if folder.exists():  # damaged: a rename cannot replace a folder that is not empty
-                broken = scratch.make(folder.parent)
-                folder.rename(broken / "entry")
-                shutil.rmtree(broken, ignore_errors=True)
-            aside.rename(folder)
+        if cache_folder.make(folder.parent):
+            aside = scratch.make(folder.parent)  # for this user alone, as mkdtemp makes it
+            for part in _PARTS:
+                np.save(aside / f"{part}.npy", getattr(entry, part), allow_pickle=False)
+            meta = _meta(aside, folder.name, entry.vocabulary)
+            text = json.dumps(meta | {"checksum": _sha256(_canonical(meta))})
+            (aside / "meta.json").write_text(text)
+            for path in aside.iterdir():  # whatever files are made with here
+                path.chmod(0o600)
+            if read(folder) is None:
+                if os.path.lexists(folder):  # damaged: a folder with files cannot be replaced
+                    broken = scratch.make(folder.parent)
+                    folder.rename(broken / "entry")
+                    shutil.rmtree(broken, ignore_errors=True)
+                aside.rename(folder)
     except OSError:
         pass
     finally:
@@ -96,18 +125,24 @@ def write(folder: Path, entry: CacheEntry) -> CacheEntry:
             shutil.rmtree(aside, ignore_errors=True)
     if stored := read(folder):
         return stored
+    return kept(entry)
+
+
+def kept(entry: CacheEntry) -> CacheEntry:
+    """Return an entry that is held in memory only, read-only like a stored one."""
     entry.train.flags.writeable = entry.validation.flags.writeable = False
     return entry
 
 
-def _meta(folder: Path, vocabulary: Vocabulary) -> dict[str, Any]:
-    files = {part: folder / f"{part}.npy" for part in _PARTS}
-    arrays = {
-        part: {"bytes": path.stat().st_size, "sha256": _sha256(path.read_bytes())}
-        for part, path in files.items()
-    }
-    characters = vocabulary.characters
-    return {"format": FORMAT, "kind": vocabulary.kind, "characters": characters, "arrays": arrays}
+def _meta(folder: Path, fingerprint: str, vocabulary: Vocabulary) -> dict[str, Any]:
+    arrays = {}
+    for part in _PARTS:
+        with open(folder / f"{part}.npy", "rb") as file:
+            arrays[part] = {"sha256": hashed(file), "bytes": os.fstat(file.fileno()).st_size}
+    return {
+        "format": FORMAT, "fingerprint": fingerprint, "kind": vocabulary.kind,
+        "characters": vocabulary.characters, "arrays": arrays,
+    }  # fmt: skip
 
 
 def _canonical(meta: Mapping[str, Any]) -> bytes:

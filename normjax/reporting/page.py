@@ -280,6 +280,8 @@ def _facts(results: Results) -> Iterator[tuple[str, Any]]:
     yield "Experiment", f"{plan.get('experiment') or '–'}{preset}"
     yield "Corpus", f"{corpus.get('name') or '–'}: {corpus.get('description') or ''}"
     yield "Corpus fingerprint", tag("code", corpus.get("fingerprint") or "–")
+    if isinstance(files := corpus.get("files"), dict):
+        yield "Files of the corpus", str(files.get("words") or "–")
     size = f"vocabulary of {corpus.get('vocabulary_size') or '–'}"
     text = "–"
     if "train_tokens" in corpus:

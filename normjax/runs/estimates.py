@@ -59,11 +59,13 @@ def matrix_peak(devices: Sequence[Any], size: int = 768, repeats: int = 4) -> fl
 
 def describe(cohorts: Sequence[CohortPlan], corpus: AnyCorpus, devices: Sequence[Any]) -> str:
     """Return what ``--dry_run`` prints: runs, cohorts, parameters, memory and time of a grid."""
-    vocabulary = corpus.vocabulary_size
+    vocabulary, files = corpus.vocabulary_size, corpus.files
     runs = sum(len(cohort.runs) for cohort in cohorts)
     lines = [
         f"{runs} runs in {len(cohorts)} cohorts on {len(devices)} {devices[0].platform} device(s);"
-        f" corpus {corpus.name}: {corpus.extent}, {vocabulary} different",
+        f" corpus {corpus.name}: {corpus.extent}, {vocabulary} different"
+        + (f"; files: {files.total}" if files else ""),
+        *(f"    left out: {reason}" for reason in (files.reasons if files else ())),
         f"{'cohort':<28}{'runs':>5}{'parameters':>12}{'steps':>7}{'MB a run':>10}",
     ]
     for cohort in cohorts:

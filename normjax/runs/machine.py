@@ -9,6 +9,7 @@ import os
 import platform
 from pathlib import Path
 
+from normjax.data import cache_folder
 from normjax.errors import UserError
 
 
@@ -49,7 +50,8 @@ def set_up(cpu_devices: int = 0, programs: str = "", cache: Path | None = None) 
     Args:
       cpu_devices: host devices on a CPU, each of which trains a run; 0 for one per usable core.
       programs: folder of compiled programs; empty for one in ``cache``, "off" for none. Results do
-        not depend on it: it holds the programs that would be compiled again.
+        not depend on it: it holds the programs that would be compiled again. None are kept where
+        others may write to it.
       cache: the user's cache; None keeps no programs there.
 
     Raises:
@@ -68,6 +70,7 @@ def set_up(cpu_devices: int = 0, programs: str = "", cache: Path | None = None) 
     if not programs and cache is not None:
         # A program compiled for one processor may not run on another that shares the folder.
         programs = str(cache / f"programs-{jax.__version__}-{vector_isa()}")
-    if programs not in ("", "off"):
+    # Machine code is run: it is taken from, and put into, a folder of one's own only.
+    if programs not in ("", "off") and ("://" in programs or cache_folder.make(Path(programs))):
         jax.config.update("jax_compilation_cache_dir", programs)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

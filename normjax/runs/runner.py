@@ -69,6 +69,8 @@ def carry_out(
             plan |= {"identity": asked, **({"prediction": stored} if stored else {})}
             runlog.write_json(options.workdir / "grid.json", plan)
             with Progress([cohort.name for cohort in cohorts], options.live) as progress:
+                if corpus.files and corpus.files.left_out:
+                    progress.say(f"corpus {corpus.name}: {corpus.files.words}")
                 _train_all(cohorts, corpus, options, progress, stop)
                 _autopsies(cohorts, options, progress, stop)
             page = report.write(options.workdir)

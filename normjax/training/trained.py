@@ -112,15 +112,9 @@ class TrainedRun:
         """The text that it was trained on.
 
         Raises:
-          UserError: the text is gone, or another one now.
+          UserError: its tokens are not cached, and the text is gone or is another one now.
         """
-        corpus = corpora.open_corpus(self.data)
-        if corpus.fingerprint != self._fingerprint:
-            raise UserError(
-                f"data.corpus={self.data.corpus}: has changed since {self.folder} was trained;"
-                " bring the old text back, or pass tokens of your own"
-            )
-        return corpus
+        return corpora.open_by_fingerprint(self.data, self._fingerprint)
 
     def _initial(self) -> Any:
         hyper = Hyper(np.uint32(self.hyper.seed), *(np.float32(x) for x in self.hyper[1:]))

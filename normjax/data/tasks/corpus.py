@@ -53,6 +53,11 @@ class TaskCorpus:
         return "fresh sequences for training and fixed ones for validation"
 
     @property
+    def files(self) -> None:
+        """A task is read from no files."""
+        return None
+
+    @property
     def task(self) -> Task:
         """The task for the corpus' own window."""
         return _build(self.task_name, self.window)
