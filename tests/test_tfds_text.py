@@ -103,6 +103,7 @@ def test_a_tfds_set_with_splits(sets, tmp_path, config, held):
     assert corpus.vocabulary.decode(corpus.train) == verses("train")
     assert corpus.vocabulary.decode(corpus.validation) == verses(held)
     assert f"normjax_verses/{config}/1.0.0" in corpus.description
+    assert ("(not read: test)" in corpus.description) is (config == "both")
     prepared = tmp_path / "cache" / "tfds" / "normjax_verses" / config / "1.0.0"
     assert list(prepared.glob("*.array_record*"))
     assert not [p for p in (tmp_path / "cache" / "tfds").iterdir() if p.name.startswith(".")]

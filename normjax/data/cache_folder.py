@@ -94,8 +94,8 @@ def _is_public(place: Path) -> bool:
 def _trusted(place: Path, links: bool) -> bool:
     if wrong := refusal(place, links):
         say(
-            f"the cache {regular_files.printable(str(place))} is not used: {wrong}; remove it, run"
-            f" chmod go-w on one of your own, or choose another, NORMJAX_CACHE=FOLDER"
+            f"the cache {regular_files.printable(str(place))} is not used: {wrong}; remove it, or"
+            " close it (chmod -R go-w) if it is your own, or choose another, NORMJAX_CACHE=FOLDER"
         )
     return not wrong
 

@@ -30,11 +30,12 @@ class Unread(Exception):
       reason: which kind of obstacle, the same words for all files that share it.
       words: what is wrong with this one.
       fix: what would read it; "" where nothing would.
+      size: its bytes, where they are too many and known.
     """
 
-    def __init__(self, reason: str, words: str = "", fix: str = "") -> None:
+    def __init__(self, reason: str, words: str = "", fix: str = "", size: int = 0) -> None:
         super().__init__(words or reason)
-        self.reason, self.words, self.fix = reason, words or reason, fix
+        self.reason, self.words, self.fix, self.size = reason, words or reason, fix, size
 
 
 def read(path: str | os.PathLike[str], most: int, look: Look | None = None, *,
@@ -55,7 +56,8 @@ def read(path: str | os.PathLike[str], most: int, look: Look | None = None, *,
     with opened(path, links=links, own=own) as file:
         before = os.fstat(file.fileno())
         if before.st_size > most:
-            raise Unread("too large", f"has {before.st_size:,} bytes, more than {most:,}")
+            words = f"has {before.st_size:,} bytes, more than {most:,}"
+            raise Unread("too large", words, size=before.st_size)
         data = collected(file, most, look)
         if _state(before) != _state(os.fstat(file.fileno())):
             words, fix = "changed while it was read", "pass a text that nobody writes to meanwhile"

@@ -100,7 +100,8 @@ def read(corpus: str, names: Iterable[str] = (), how: How = USUAL) -> Text:
     name = printable(os.path.basename(os.path.realpath(path) if is_folder else path))
     if is_folder:
         text, account = _folder(argument, path, how)
-        left = f" ({account.missing:,} entries left out)" if account.missing else ""
+        entries = "entry" if account.missing == 1 else "entries"
+        left = f" ({account.missing:,} {entries} left out)" if account.missing else ""
         what = f"{account.read:,} text files of the folder {name}{left}"
         return Text(name, what, text, account)
     try:
@@ -175,8 +176,8 @@ def _folder(argument: str, folder: str, how: How) -> tuple[str, Account]:
         size += len(text)
         if size > how.most:
             raise UserError(
-                f"{argument}: its files have more than {how.most:,} characters together; raise"
-                f" --config.data.max_bytes={how.most}, or pass a smaller folder"
+                f"{argument}: its files have more than {how.most:,} characters together; pass"
+                " --config.data.max_bytes=MORE, if the memory holds it, or a smaller folder"
             )
     if not account.read:
         endings = " or ".join("*" + e for e in how.endings) or "of any name"
@@ -285,8 +286,10 @@ def _bytes(path: str, how: How, links: bool) -> bytes:
         with gzip.GzipFile(fileobj=data) as file:
             return regular_files.collected(file, how.most, _Look(how.encoding))
     except Unread as unread:
-        fix = f"raise --config.data.max_bytes={how.most}" if unread.reason == "too large" else ""
-        raise Unread(unread.reason, unread.words, unread.fix or fix) from None
+        if unread.reason != "too large":
+            raise
+        fix = f"pass --config.data.max_bytes={unread.size or 'MORE'}, if the memory holds it"
+        raise Unread(unread.reason, unread.words, fix) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         words = f"named .gz and not whole gzip ({_reason(error)})"
         raise Unread("damaged gzip", words, "compress it again, or pass it uncompressed") from None

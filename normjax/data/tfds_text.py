@@ -38,7 +38,8 @@ def read(name: str, folder: Path | None) -> tuple[str, str | None, str]:
       folder: where prepared sets are kept; None keeps none.
 
     Returns:
-      The training text, the validation text or None, and the full name with version.
+      The training text, the validation text or None, and the full name with version and with the
+      splits that are not read.
 
     Raises:
       UserError: an unknown name, a set that cannot be downloaded, one without a single text
@@ -170,8 +171,10 @@ def _texts(name: str, builder: Any) -> tuple[str, str | None, str]:
         )
     names = ("validation", "valid", "val", "dev", "test")
     held = next((s for s in names if s in splits and s != train), None)
-    text = joined(builder, train, feature)
-    return text, held and joined(builder, held, feature), builder.info.full_name
+    text, name = joined(builder, train, feature), builder.info.full_name
+    if unread := [s for s in splits if s not in (train, held)]:
+        name += f" (not read: {', '.join(unread)})"
+    return text, held and joined(builder, held, feature), name
 
 
 def _text_feature(name: str, features: Any) -> str:

@@ -68,10 +68,10 @@ def _read(folder: Path) -> CacheEntry:
         raise ValueError("meta.json is damaged")
     if meta.get("fingerprint") != folder.name:
         raise ValueError("they are those of another text")
+    if meta["kind"] not in VOCABULARIES or not isinstance(meta["characters"], str):
+        raise ValueError("another kind of tokens")
     vocabulary = Vocabulary(meta["kind"], meta["characters"])
     arrays = (_array(folder / f"{p}.npy", meta["arrays"][p], vocabulary.dtype) for p in _PARTS)
-    if meta["kind"] not in VOCABULARIES:
-        raise ValueError("another kind of tokens")
     return CacheEntry(vocabulary, *arrays)
 
 
