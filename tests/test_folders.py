@@ -152,6 +152,19 @@ def test_the_flags_that_an_account_names_read_what_was_left_out(tmp_path):
     assert by_reason(opened(folder, suffixes=("*",))) == {}
 
 
+def test_no_flag_is_named_that_would_read_nothing(tmp_path):
+    """Pictures and archives are left out whatever is passed; a text among them is not."""
+    write(tmp_path / "a.txt")
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    (tmp_path / "c.tar.gz").write_bytes(gzip.compress(bytes(999)))
+    (tmp_path / "d.zip").write_bytes(b"PK\x03\x04\x14\0")
+    (tmp_path / "e.latin").write_bytes(b"\xe9t\xe9 " * 3)
+    assert "read by" not in text_files.read(str(tmp_path)).files.words
+    (tmp_path / "f.tex.gz").write_bytes(gzip.compress(b"words " * 99))
+    words = text_files.read(str(tmp_path)).files.words
+    assert "read by --config.data.suffixes=.txt,.md,.tex (1 of them)" in words
+
+
 @pytest.mark.parametrize("given", [".py", "py", "*.py", ".PY", ".Py"])
 def test_an_ending_may_be_written_as_people_write_it(tmp_path, given):
     write(tmp_path / "a.py")

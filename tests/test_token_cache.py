@@ -159,7 +159,7 @@ def damage(rng: np.random.Generator, cache: Path) -> str:
         rng.choice(["bit", "cut", "grow", "junk", "gone", "swap", "move"]),
         rng.choice(files),
     )
-    data = path.read_bytes()
+    data = path.read_bytes() or b"?"
     at = int(rng.integers(len(data)))
     if kind == "bit":
         path.write_bytes(
@@ -178,9 +178,7 @@ def damage(rng: np.random.Generator, cache: Path) -> str:
     return f"{kind} {path.name}"
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(25), pytest.param(range(25, 1500), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 400), marks=pytest.mark.slow)])
 def test_whatever_is_damaged_the_tokens_are_right(tmp_path, seeds):
     texts = [VERSE * 5, "ab" * 200]
     configs = [

@@ -150,12 +150,13 @@ def _reason(error: Exception) -> str:
 
 def _folder(argument: str, folder: str, how: How) -> tuple[str, Account]:
     account, texts, seen, size = Account(), [], set(), 0
+    flags: dict[str, str] = {}
     # Sorted as text with slashes, whatever the folder's own order: the same text on every machine.
     for name in sorted(_entries(argument, folder, account)):
         path, shown, length = os.path.join(folder, name), printable(name), 0
         try:
             length = os.lstat(path).st_size
-            text = _text(_wanted(folder, path, name, how), how, links=False)
+            text = _text(_wanted(folder, path, name, how, flags), how, links=False)
             digest = hashlib.sha256(text.encode()).digest()
             if text and name.lower().endswith(".gz") and digest in seen:
                 raise Unread("the same text compressed")
@@ -215,8 +216,11 @@ def _entries(argument: str, folder: str, account: Account) -> Iterator[str]:
             account.leave_out(f"unreadable: {_reason(error)}", printable(below) + "/", 0)
 
 
-def _wanted(folder: str, path: str, name: str, how: How) -> str:
-    """Return where an entry's bytes lie, or raise because it is not to be read."""
+def _wanted(folder: str, path: str, name: str, how: How, flags: dict[str, str]) -> str:
+    """Return where an entry's bytes lie, or raise because it is not to be read.
+
+    ``flags`` holds what would read each other ending met so far.
+    """
     if any(part.startswith(".") for part in name.split("/")):
         raise Unread("hidden")
     if os.path.islink(path):
@@ -225,7 +229,10 @@ def _wanted(folder: str, path: str, name: str, how: How) -> str:
         raise Unread("not a regular file")
     endings = how.endings
     if endings and not _plain_name(name).endswith(endings):
-        raise Unread("with another ending", fix=_ending_flag(name, how))
+        ending = os.path.splitext(_plain_name(name))[1]
+        if not flags.get(ending):
+            flags[ending] = _ending_flag(ending, how) if _begins_as_text(path, how) else ""
+        raise Unread("with another ending", fix=flags[ending])
     return path
 
 
@@ -246,12 +253,23 @@ def _plain_name(name: str) -> str:
     return name.lower().removesuffix(".gz")
 
 
-def _ending_flag(name: str, how: How) -> str:
-    ending = os.path.splitext(_plain_name(name))[1]
+def _ending_flag(ending: str, how: How) -> str:
     if ending in JSON_SUFFIXES:
         return "--config.data.field=NAME"
     plain = ending.isascii() and ending[1:].isalnum()
     return f"--config.data.suffixes={','.join((*how.suffixes, ending)) if plain else '*'}"
+
+
+def _begins_as_text(path: str, how: How) -> bool:
+    """Whether a file could be read, by its first bytes: no flag is named in vain."""
+    try:
+        with regular_files.opened(path, links=False) as file:
+            source = gzip.GzipFile(fileobj=file) if path.lower().endswith(".gz") else file
+            piece = source.read(4096) or b""
+            _Look(how.encoding)(piece, 0)
+            return bool(codecs.getincrementaldecoder(how.encoding)().decode(piece))
+    except (Unread, OSError, LookupError, UnicodeError, EOFError, zlib.error):
+        return False
 
 
 def _flag(fix: str) -> str:

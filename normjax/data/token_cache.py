@@ -1,8 +1,8 @@
 """The cache of tokens: arrays under the fingerprint of their content, read as memory maps.
 
 An entry says whose it is: the fingerprint stands in its checksummed ``meta.json``, with the SHA-256
-of every array. All of it is hashed whenever it is opened, which takes 0.8 s a gigabyte on a
-processor with instructions for it.
+of every array. All of it is hashed whenever it is opened, which takes about a second a gigabyte
+on a processor with instructions for it.
 """
 
 from __future__ import annotations
@@ -50,26 +50,27 @@ def read(folder: Path) -> CacheEntry | None:
         return None
     try:
         if wrong := cache_folder.refusal(folder, links=False):
-            raise ValueError(wrong)
+            raise Unread(wrong)
         return _read(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Unread) as e:
-        reason = str(e) if isinstance(e, (OSError, ValueError, Unread)) else "damaged"
-        cache_folder.say(
-            f"the cached tokens {folder} are not used ({' '.join(reason.split())[:200]}); the text"
-            " is read again"
-        )
-        return None
+    except Unread as unread:
+        reason = unread.words
+    except OSError as error:
+        reason = f"{os.path.basename(error.filename or '')}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        reason = "meta.json is damaged"  # what it says is not what is written here
+    cache_folder.say(f"the cached tokens {folder} are not used ({reason}); the text is read again")
+    return None
 
 
 def _read(folder: Path) -> CacheEntry:
     raw = regular_files.read(folder / "meta.json", META_BYTES, links=False, own=True)
     meta = json.loads(raw.decode("utf-8"))
     if meta.pop("checksum") != _sha256(_canonical(meta)):
-        raise ValueError("meta.json is damaged")
-    if meta.get("fingerprint") != folder.name:
-        raise ValueError("they are those of another text")
+        raise Unread("meta.json is damaged")
+    if (named := meta.get("fingerprint")) != folder.name:
+        raise Unread(f"they are those of {'another text' if named else 'an earlier version'}")
     if meta["kind"] not in VOCABULARIES or not isinstance(meta["characters"], str):
-        raise ValueError("another kind of tokens")
+        raise Unread("another kind of tokens")
     vocabulary = Vocabulary(meta["kind"], meta["characters"])
     arrays = (_array(folder / f"{p}.npy", meta["arrays"][p], vocabulary.dtype) for p in _PARTS)
     return CacheEntry(vocabulary, *arrays)
@@ -80,12 +81,12 @@ def _array(path: Path, expected: Mapping[str, Any], dtype: np.dtype[Any]) -> np.
     with regular_files.opened(path, links=False, own=True) as file:
         size = os.fstat(file.fileno()).st_size
         if size != expected["bytes"] or hashed(file) != expected["sha256"]:
-            raise ValueError(f"{path.name} is damaged")
+            raise Unread(f"{path.name} is damaged")
         file.seek(0)
         np.lib.format.read_magic(file)
         shape, _, stored = np.lib.format.read_array_header_1_0(file)
         if stored != dtype or len(shape) != 1:  # an object's dtype would be a pickle
-            raise ValueError(f"{path.name} holds other numbers")
+            raise Unread(f"{path.name} holds other numbers")
         return np.memmap(file, dtype=stored, mode="r", offset=file.tell(), shape=shape)
 
 
