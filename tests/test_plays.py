@@ -131,6 +131,10 @@ def test_a_damaged_set_that_cannot_be_replaced_is_one_line(tmp_path, monkeypatch
 def test_where_nothing_can_be_kept_the_plays_are_read_all_the_same(tmp_path, play_texts):
     (tmp_path / "file").write_text("")
     assert plays.read(tmp_path / "file" / "below") == play_texts
+    (tmp_path / "anybodys").mkdir()
+    (tmp_path / "anybodys").chmod(0o777)
+    assert plays.read(tmp_path / "anybodys") == play_texts
+    assert not list((tmp_path / "anybodys").iterdir())
 
 
 def test_the_builder_is_an_ordinary_tfds_builder(tmp_path):
