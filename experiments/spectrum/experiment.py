@@ -122,6 +122,7 @@ def run(config: SpectrumExperiment, preset: str, options: Options) -> Outcome | 
         folders = run_folders(options.workdir / "training")
         # In the order of the table, not of the alphabet.
         folders.sort(key=lambda folder: names.index(folder.name.rsplit("-", 2)[0]))
+    preflight.check_page()
     with working_in(options) as workdir:
         record = {
             "command": options.command, "experiment": "spectrum", "preset": preset,

@@ -58,9 +58,18 @@ def check(workdir: Path) -> None:
     Raises:
       UserError, OSError: something of it cannot be done.
     """
+    check_page()
+    _checkpoint(workdir)
+
+
+def check_page() -> None:
+    """Try what a page needs where nothing is trained: a temporary file and a figure.
+
+    Raises:
+      UserError, OSError: something of it cannot be done.
+    """
     _temporary_file()
     _figure()
-    _checkpoint(workdir)
 
 
 def _temporary_file() -> None:
