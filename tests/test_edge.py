@@ -447,6 +447,7 @@ KNOWN = edge.Known("python launch.py --workdir=here")
         (KeyboardInterrupt(), 130, ["not saved", KNOWN.command]),
         (signals.Ended("SIGTERM"), 130, ["SIGTERM", "not saved", KNOWN.command]),
         (MemoryError(), 2, ["memory", "smaller"]),
+        (RuntimeError("INTERNAL: Out of memory allocating 9 bytes"), 2, ["memory", "smaller"]),
         (RecursionError("maximum recursion depth exceeded"), 2, ["nested"]),
         (OSError(errno.ENOSPC, "No space left", "/there"), 2, ["/there", "make room"]),
         (OSError(errno.EDQUOT, "Quota", "/there"), 2, ["/there", "quota"]),

@@ -266,6 +266,12 @@ def test_a_mistake_is_one_line_and_nothing_is_written(call, place, monkeypatch, 
     assert (place / "text.txt").read_text() == TEXT
 
 
+def test_jacobians_beyond_memory_are_one_line(call, place):
+    text = f"--config.data.corpus={place / 'text.txt'}"
+    wide = ("--experiment=spectrum", "--config.model.width=65536", text, "--dry_run")
+    assert_one_line(*call(*wide), "config.model.width=65536", "GB of memory")
+
+
 def _sparse(path):
     with open(path, "wb") as file:
         file.truncate(1 << 40)

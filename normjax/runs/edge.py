@@ -127,12 +127,20 @@ def _holds_checkpoints(workdir: Path) -> bool:
     return False
 
 
+def is_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory was not enough: Python's, NumPy's or a device's."""
+    if isinstance(error, MemoryError):
+        return True
+    words = ("resource_exhausted", "out of memory", "failed to allocate")
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+
+
 def _mistake(error: BaseException) -> str | None:
     """Return the line of what a person can put right; None of what only the program can."""
     said = str(error)
     if isinstance(error, UserError):
         return said
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in said:
+    if is_memory(error):
         what = "not enough memory"
         return f"{what}{f' ({said[:200]})' if said else ''}; take a smaller batch_size or model"
     if isinstance(error, RecursionError):

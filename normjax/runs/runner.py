@@ -18,7 +18,7 @@ from normjax.errors import UserError
 from normjax.predictions import given, record
 from normjax.predictions.prediction import SERIES, Candidate
 from normjax.reporting import report
-from normjax.runs import estimates, grid, preflight, provenance, runlog
+from normjax.runs import edge, estimates, grid, preflight, provenance, runlog
 from normjax.runs.cohort_run import CohortRun
 from normjax.runs.experiment import (
     Interrupted,
@@ -79,7 +79,7 @@ def carry_out(
                 page = report.write(options.workdir)
         return Outcome(report.headline(options.workdir), page)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+        if not edge.is_memory(error):
             raise
         raise UserError(
             f"config.train.batch_size={config.train.batch_size}: not enough memory; take a smaller"
