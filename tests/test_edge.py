@@ -211,10 +211,10 @@ time.sleep(float(sys.argv[1]))
 STOPPING = [name for name, m in signals.SIGNALS.items() if m.code and hasattr(signal, name)]
 
 
-def waiting(source=WAITING, sleep=0.0, **options):
+def waiting(source=WAITING, sleep=0.0, head=()):
     process = subprocess.Popen(
-        [sys.executable, "-c", source, str(sleep)], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+        [*head, sys.executable, "-c", source, str(sleep)], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout.readline() == "ready\n"
     return process
@@ -261,12 +261,7 @@ def test_a_second_interrupt_ends_at_once_and_a_second_of_another_kind_does_not()
 
 def test_what_is_ignored_on_purpose_stays_ignored():
     """As under nohup; but shells ignore an interrupt for what they start in the background."""
-
-    def ignore():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    process = waiting(preexec_fn=ignore)
+    process = waiting(head=("sh", "-c", "trap '' HUP INT; exec \"$@\"", "-"))
     process.send_signal(signal.SIGHUP)
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)

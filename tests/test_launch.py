@@ -268,8 +268,12 @@ def test_a_mistake_is_one_line_and_nothing_is_written(call, place, monkeypatch, 
 
 def test_jacobians_beyond_memory_are_one_line(call, place):
     text = f"--config.data.corpus={place / 'text.txt'}"
-    wide = ("--experiment=spectrum", "--config.model.width=65536", text, "--dry_run")
+    wide = (
+        "--experiment=spectrum", "--config.model.width=65536", text, "--dry_run",
+        "--config.spectrum.sequence_tokens=0",
+    )  # fmt: skip
     assert_one_line(*call(*wide), "config.model.width=65536", "GB of memory")
+    assert call("--experiment=spectrum", text, "--dry_run")[0] == 0
 
 
 def _sparse(path):

@@ -14,12 +14,13 @@ from typing import Any
 from normjax.errors import UserError
 
 SETTINGS: dict[str, tuple[Any, str | None]] = {
-    # Only checks of other people's code, which change no number.
+    # Only checks of other people's code, which change no number; and a step that is not finite is
+    # no error here: it is counted and skipped.
     "jax_numpy_rank_promotion": ("allow", None),
     "jax_numpy_dtype_promotion": ("standard", None),
     "jax_debug_key_reuse": (False, None),
-    "jax_debug_nans": (False, "steps that are not finite are counted and skipped here"),
-    "jax_debug_infs": (False, "steps that are not finite are counted and skipped here"),
+    "jax_debug_nans": (False, None),
+    "jax_debug_infs": (False, None),
     "jax_disable_jit": (False, "every program here is compiled"),
     "jax_no_tracing": (False, "programs are traced here"),
     "jax_no_execution": (False, "programs are run here"),
