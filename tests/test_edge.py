@@ -6,6 +6,7 @@ that was under way is saved.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -167,6 +168,31 @@ def test_a_result_that_is_lost_is_told_but_a_reader_who_left_is_not():
                           stderr=subprocess.PIPE, text=True)  # fmt: skip
     os.close(write)
     assert (done.returncode, done.stderr.strip()) == (0, "None")
+
+
+def test_a_reader_who_stops_reading_does_not_stop_the_display():
+    """The pipe behind standard error is full from the start, and stays so."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(4096))
+    os.set_blocking(write, True)
+    show = "import sys; from normjax.runs import streams; streams.PATIENCE_MS = 100\n"
+    show += "streams.install()\nfor _ in range(99): print('x' * 9999, file=sys.stderr)\n"
+    show += "print('done')"
+    done = subprocess.run([sys.executable, "-c", show], cwd=ROOT, stdout=subprocess.PIPE,
+                          stderr=write, text=True, timeout=GUARD_S)  # fmt: skip
+    os.close(read)
+    os.close(write)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+
+
+def test_a_folder_that_is_gone_is_no_traceback(tmp_path):
+    command = f"cd {tmp_path} && rmdir {tmp_path} && exec {sys.executable} {ROOT / 'launch.py'} "
+    done = subprocess.run(["sh", "-c", command + "--workdir=x"], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == edge.MISTAKE
 
 
 @pytest.mark.parametrize("error", [OSError(5, "gone"), BrokenPipeError(), ValueError("closed")])

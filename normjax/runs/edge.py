@@ -58,8 +58,11 @@ def program() -> list[str]:
     """Return what a person types to start this: names where they are found, else paths."""
 
     def short(name: str, path: str) -> str:
-        found = shutil.which(name)
-        return name if found and Path(found).absolute() == Path(path).absolute() else path
+        try:
+            found = shutil.which(name)
+            return name if found and Path(found).absolute() == Path(path).absolute() else path
+        except OSError:  # the folder that this was started in is gone
+            return path
 
     if sys.argv[0].endswith(".py"):
         return [short("python", sys.executable), sys.argv[0]]

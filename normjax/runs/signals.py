@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import signal
 import sys
@@ -128,7 +129,10 @@ def _leave(name: str, forced: bool) -> None:
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         shown = "\x1b[?25h" if os.isatty(2) else ""  # a live table hides the cursor
-        os.write(2, f"{shown}normjax: {line}\n".encode("utf-8", "backslashreplace"))
+        poll = select.poll()
+        poll.register(2, select.POLLOUT)
+        if poll.poll(1000):  # nobody may be reading
+            os.write(2, f"{shown}normjax: {line}\n".encode("utf-8", "backslashreplace"))
     os._exit(code)
 
 

@@ -1,7 +1,9 @@
 """Standard input, output and error that may be lost: a display never stops the work.
 
-A reader that went away, a terminal that was closed, a full disk behind a redirection, an encoding
-that lacks a letter: what cannot be written is dropped, and what the program does goes on.
+A reader that went away or stopped reading, a terminal that was closed, a full disk behind a
+redirection, an encoding that lacks a letter: what cannot be written is dropped, and the work goes
+on. Results, on standard output, wait for their reader; the display, on standard error, does so for
+some seconds only.
 """
 
 from __future__ import annotations
@@ -14,17 +16,23 @@ import sys
 from typing import Any
 
 PATIENCE_MS = 5000
-"""How long a stream that does not block may be full before what it does not take is dropped."""
+"""How long the display waits for a reader who does not read, once."""
+_PIECE = 4096  # bytes that a pipe takes at once, without waiting, where it takes any
 _GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 """Nobody is there to read: no more is wanted."""
 
 
 class Tolerant(io.RawIOBase):
-    """A file descriptor to which writing never fails; ``lost`` is the first error."""
+    """A file descriptor to which writing never fails; ``lost`` is the first error.
 
-    def __init__(self, descriptor: int):
+    Args:
+      descriptor: of the open file.
+      patience_ms: how long to wait for a reader, the first time; None: for ever.
+    """
+
+    def __init__(self, descriptor: int, patience_ms: int | None = None):
         super().__init__()
-        self._descriptor = descriptor
+        self._descriptor, self._patience = descriptor, patience_ms
         self.lost: OSError | None = None
 
     def writable(self) -> bool:
@@ -39,16 +47,20 @@ class Tolerant(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Write what can be written; return the number of bytes that are done with."""
         try:
-            try:
-                return os.write(self._descriptor, data)
-            except BlockingIOError:
-                poll = select.poll()
-                poll.register(self._descriptor, select.POLLOUT)
-                poll.poll(PATIENCE_MS)
-                return os.write(self._descriptor, data)
+            if not wait(self._descriptor, self._patience):
+                self._patience = 0
+                raise OSError(errno.EAGAIN, "nobody reads")
+            return os.write(self._descriptor, data[:_PIECE])
         except OSError as error:
             self.lost = self.lost or error
             return len(data)
+
+
+def wait(descriptor: int, patience_ms: int | None) -> bool:
+    """Wait until a file takes what is written to it; return whether it does."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(patience_ms))
 
 
 def install() -> None:
@@ -67,7 +79,7 @@ def install() -> None:
 
 def _tolerant(descriptor: int, old: Any) -> io.TextIOWrapper:
     return io.TextIOWrapper(
-        io.BufferedWriter(Tolerant(descriptor)),
+        io.BufferedWriter(Tolerant(descriptor, PATIENCE_MS if descriptor == 2 else None)),
         encoding=getattr(old, "encoding", None) or "utf-8",
         errors="backslashreplace",
         line_buffering=descriptor == 2 or os.isatty(descriptor),
