@@ -276,6 +276,7 @@ def _carried_out(values: flags.FlagValues, known: edge.Known) -> int:
         print(json.dumps(configs.to_dict(config), indent=2))
         return _printed()
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    logging.get_absl_handler().addFilter(edge.without_traceback)
     # Heavy imports wait until the command is known to be right.
     from normjax.runs.grid import ExperimentConfig
 

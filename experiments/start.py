@@ -18,6 +18,7 @@ def _code() -> int:
     from normjax.runs import edge, streams
 
     streams.install()
+    edge.quiet()
     known = edge.given()
     signals.say(lambda name, forced: edge.interrupted(name, forced, known))
     # What a notebook says to programs that it starts is not meant for one without a display.

@@ -508,6 +508,29 @@ def test_a_mistake_of_the_program_leaves_its_traceback(capsys, tmp_path, monkeyp
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("shown", ["", "1"])
+def test_the_threads_of_libraries_print_no_traceback_unless_asked(shown):
+    source = """
+import logging, sys, threading
+from normjax.runs import edge
+edge.quiet()
+def fail():
+    raise ValueError("in a thread")
+logging.basicConfig()
+logging.getLogger().handlers[0].addFilter(edge.without_traceback)
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+try:
+    fail()
+except ValueError:
+    logging.exception("logged")
+    """
+    code, _, err = python(source, env={**os.environ, edge.TRACEBACK: shown})
+    assert code == 0 and "logged" in err
+    assert err.count("Traceback") == (2 if shown else 0)
+
+
 # --- before the first step ------------------------------------------------------------------------
 
 

@@ -239,7 +239,7 @@ MISTAKES = {
             "--config.train.checkpoint_every=1",
             "--config.train.keep_checkpoints=0",
         ],
-        ["checkpoints of this grid", "are free there", "keep_checkpoints=1"],
+        ["the checkpoints and the page of this grid", "are free there", "keep_checkpoints=1"],
     ),
     "steps that int32 cannot count": ([f"--config.train.steps={2**31}"], ["to 2147483647"]),
     "diagnostics at every one of them": (

@@ -14,12 +14,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import logging
 import os
 import re
 import shlex
 import shutil
 import sys
 import tempfile
+import threading
 import traceback
 from pathlib import Path
 
@@ -74,9 +76,31 @@ def given() -> Known:
     return Known(shlex.join([*program(), *sys.argv[1:]]))
 
 
+def _shows() -> bool:
+    return os.environ.get(TRACEBACK, "") not in ("", "0")
+
+
+def quiet() -> None:
+    """Keep the threads of libraries from printing what they raise: whoever waits for them is told.
+
+    On a full disk Orbax and tensorstore print dozens of tracebacks besides the error they return.
+    """
+    if not _shows():
+        sys.excepthook = lambda *_: None
+        threading.excepthook = lambda _: None
+        sys.unraisablehook = lambda _: None
+
+
+def without_traceback(record: logging.LogRecord) -> bool:
+    """Strip the traceback of a logged error; a filter of handlers."""
+    if not _shows():
+        record.exc_info = record.exc_text = record.stack_info = None
+    return True
+
+
 def tell(error: BaseException, known: Known) -> int:
     """Say in one line why the command ends here, and return the exit code."""
-    if os.environ.get(TRACEBACK, "") not in ("", "0"):
+    if _shows():
         traceback.print_exception(error)
     code, line = explained(error, known)
     print(f"normjax: {line}", file=sys.stderr)

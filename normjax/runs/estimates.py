@@ -21,6 +21,7 @@ from normjax.runs.progress import duration
 # Share of the matrix-product peak that training reaches on a CPU, and seconds to compile one cohort
 # with initialization and evaluation: both are what the default experiment shows, and rough.
 EFFICIENCY = 0.25
+ORBAX_BYTES = 130_000  # what a checkpoint takes besides its numbers
 COMPILE_SECONDS = 6.0
 
 
@@ -57,9 +58,9 @@ def _activation_bytes(model: Decoder, batch_size: int) -> int:
 
 
 def checkpoint_bytes(model: Decoder) -> int:
-    """Return the bytes of one checkpoint of one run: parameters and two moments."""
+    """Return the bytes of one checkpoint of one run: parameters, two moments, Orbax's own files."""
     size = jnp.dtype(model.config.param_dtype).itemsize
-    return model.parameter_count() * (size + 2 * max(size, 4))
+    return model.parameter_count() * (size + 2 * max(size, 4)) + ORBAX_BYTES
 
 
 class Need(NamedTuple):

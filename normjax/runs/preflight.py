@@ -23,6 +23,7 @@ from normjax.runs.grid import CohortPlan
 from normjax.training.checkpoints import Checkpoints
 
 PREFIX = ".preflight-"
+PAGE_BYTES = 8_000_000  # a report with its figures, and the logs of a few runs
 
 
 def check_room(workdir: Path, cohorts: Sequence[CohortPlan], vocabulary: int) -> None:
@@ -31,7 +32,7 @@ def check_room(workdir: Path, cohorts: Sequence[CohortPlan], vocabulary: int) ->
     Raises:
       UserError: they cannot fit.
     """
-    needed = 0
+    needed = PAGE_BYTES
     for cohort in cohorts:
         t = cohort.config.train
         left = [
@@ -46,7 +47,7 @@ def check_room(workdir: Path, cohorts: Sequence[CohortPlan], vocabulary: int) ->
     free = shutil.disk_usage(place).free
     if needed > free:
         raise UserError(
-            f"workdir={workdir}: the checkpoints of this grid take about"
+            f"workdir={workdir}: the checkpoints and the page of this grid take about"
             f" {estimates.gigabytes(needed)}, and {estimates.gigabytes(free)} are free there; name"
             " another --workdir, or keep fewer: --config.train.keep_checkpoints=1"
         )
@@ -75,7 +76,7 @@ def check_page() -> None:
 def _temporary_file() -> None:
     try:
         with tempfile.TemporaryFile() as file:
-            file.write(bytes(4096))
+            file.write(b"tried")
     except OSError as error:
         named = f"TMPDIR={os.environ['TMPDIR']}" if os.environ.get("TMPDIR") else "TMPDIR"
         raise UserError(
