@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import pkgutil
 import shlex
-import shutil
 import sys
 import textwrap
-from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -21,8 +18,9 @@ from absl import app, flags, logging
 import experiments
 from normjax import configs, plugins
 from normjax.errors import UserError, check_choice, suggest
+from normjax.runs import edge, machine, streams
+from normjax.runs.experiment import Options, check_address
 
-EXIT_MISTAKE, EXIT_LOCKED, EXIT_STOPPED, EXIT_INTERRUPTED = 2, 3, 75, 130
 HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort", "-?")
 USAGE = """normjax: what normalization and residual connections do in a transformer decoder.
 
@@ -36,11 +34,11 @@ USAGE = """normjax: what normalization and residual connections do in a transfor
     {program} --plugins=mine.py                   norms, placements, tasks, texts of your own
     {program} --experiment=mine.py                an experiment of your own
 
-Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 75 stopped and saved,
-130 interrupted before anything could be saved.
+Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 70 a mistake of the
+program, 75 stopped and saved, 130 interrupted before anything could be saved.
 """
 _MODULE = "launch"  # whose the launcher's flags are, in absl's eyes
-_NOT_EXPERIMENTS = ("cli",)
+_NOT_EXPERIMENTS = ("cli", "start")
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -69,14 +67,13 @@ def define_flags(values: flags.FlagValues) -> None:
     )
 
 
-def run() -> None:
-    """Carry out the command line of this process and exit."""
+def main(known: edge.Known) -> NoReturn:
+    """Carry out the command line of this process and exit; ``start.py`` is what calls it."""
     define_flags(flags.FLAGS)
-    with closed_pipe_is_no_error():
-        app.run(
-            lambda _: carry_out(flags.FLAGS),
-            flags_parser=lambda argv: parse(flags.FLAGS, argv),
-        )
+    app.run(
+        lambda _: carry_out(flags.FLAGS, known),
+        flags_parser=lambda argv: parse(flags.FLAGS, argv),
+    )
 
 
 def names() -> list[str]:
@@ -126,6 +123,8 @@ def parse(values: flags.FlagValues, argv: list[str]) -> list[str]:
     A mistake prints one line and exits with code 2.
     """
     try:
+        _check_text(argv)
+        machine.import_jax()
         values(argv[:1] + _early(argv[1:]), known_only=True)
         _load_plugins(values)
         if values.list:
@@ -136,7 +135,7 @@ def parse(values: flags.FlagValues, argv: list[str]) -> list[str]:
         configs.define_flags(config, values)
         if any(argument in HELP for argument in argv[1:]):
             print(help_text(values, experiment, config))
-            sys.exit(0)
+            sys.exit(_printed())
         values.unparse_flags()
         rest = values(argv)
         if len(rest) > 1:
@@ -157,9 +156,18 @@ def _load_plugins(values: flags.FlagValues) -> None:
         plugins.load(path)
 
 
+def _check_text(argv: list[str]) -> None:
+    """Refuse what no file could be written with: bytes that are no UTF-8 text."""
+    for argument in argv:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+            raise UserError(f"{shown}: is not UTF-8 text; name it with UTF-8 letters") from None
+
+
 def _set_up(values: flags.FlagValues) -> None:
     from normjax.data import cache_folder
-    from normjax.runs import machine
 
     machine.set_up(values.cpu_devices, values.compilation_cache, cache_folder.folder(""))
 
@@ -185,24 +193,19 @@ def explain(values: flags.FlagValues, error: flags.Error) -> str:
     return text
 
 
-@contextlib.contextmanager
-def closed_pipe_is_no_error() -> Generator[None]:
-    """Let ``launch.py --help | head`` end quietly: the reader has seen what it wanted."""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # What is left in the buffer must not fail once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+def _printed() -> int:
+    """Return the exit code of a command whose result is what it printed."""
+    lost = streams.lost()
+    if lost is None:
+        return 0
+    print(f"normjax: standard output: {lost.strerror}; write it elsewhere", file=sys.stderr)
+    return edge.MISTAKE
 
 
 def mistake(line: str) -> NoReturn:
     """Print one line and exit with the code of a mistake in the command."""
-    print(f"normjax: {line}", file=sys.stderr)
-    sys.exit(EXIT_MISTAKE)
+    print(f"normjax: {edge.brief(line)}", file=sys.stderr)
+    sys.exit(edge.MISTAKE)
 
 
 def help_text(values: flags.FlagValues, experiment: ModuleType, config: Any) -> str:
@@ -251,66 +254,59 @@ def listing(*more: str) -> str:
     return "\n".join(lines)
 
 
-def carry_out(values: flags.FlagValues) -> int:
-    """Do what the parsed flags ask for and return the exit code."""
+def carry_out(values: flags.FlagValues, known: edge.Known | None = None) -> int:
+    """Do what the parsed flags ask for and return the exit code; no exception leaves it."""
+    known = known or edge.given()
+    try:
+        return _carried_out(values, known)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        return edge.tell(error, known)
+
+
+def _carried_out(values: flags.FlagValues, known: edge.Known) -> int:
     if values.list:
         print(listing(*filter(plugins.is_outside, [values.experiment])))
-        return 0
+        return _printed()
     experiment = find(values.experiment)
     config = configs.from_flags(experiment.get_config(values.preset), values)
-    try:
-        configs.check(config)
-    except UserError as error:
-        mistake(str(error))
+    configs.check(config)
     if values.print_config:
         print(json.dumps(configs.to_dict(config), indent=2))
-        return 0
+        return _printed()
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    logging.get_absl_handler().addFilter(edge.without_traceback)
     # Heavy imports wait until the command is known to be right.
-    from normjax.runs.experiment import Interrupted, LockedError, Options
     from normjax.runs.grid import ExperimentConfig
 
+    check_address("--workdir", values.workdir)
+    check_address("NORMJAX_CACHE", os.environ.get("NORMJAX_CACHE", ""))
+    check_address("--config.data.cache_dir", getattr(getattr(config, "data", 0), "cache_dir", ""))
     name = plugins.short_name(values.experiment)
-    workdir = Path(values.workdir or f"runs/{name}-{values.preset}").expanduser()
-    command = shlex.join([*_program(), *_given(values), f"--workdir={workdir}"])
+    workdir = Path(os.path.expanduser(values.workdir or f"runs/{name}-{values.preset}"))
+    if str(workdir).startswith("~"):
+        raise UserError(f"--workdir={values.workdir}: has no home here; write the path out")
+    command = shlex.join([*edge.program(), *_given(values), f"--workdir={workdir}"])
+    known.command, known.workdir = command, workdir
     options = Options(workdir, command, dry_run=values.dry_run, predict=values.predict)
     if values.predict and type(config) is not ExperimentConfig:
-        mistake(
+        raise UserError(
             f"--predict={values.predict}: --experiment={values.experiment} trains no grid whose"
             " losses could be ranked; leave it out"
         )
-    try:
-        _set_up(values)
-        outcome = experiment.run(config, values.preset, options)
-    except UserError as error:
-        mistake(str(error))
-    except LockedError as error:
-        print(f"normjax: {error}", file=sys.stderr)
-        return EXIT_LOCKED
-    except Interrupted as stop:
-        print(f"normjax: {stop}", file=sys.stderr)
-        return EXIT_STOPPED
-    except KeyboardInterrupt:
-        print(f"normjax: interrupted, not saved; go on with: {command}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    _set_up(values)
+    machine.check_devices()
+    outcome = experiment.run(config, values.preset, options)
     if outcome is None:
-        return 0
+        return _printed()
     print(outcome.text)
     if outcome.page is not None:
         print(f"report: {outcome.page}")
+    if lost := streams.lost():
+        where = outcome.page or workdir
+        print(f"normjax: standard output: {lost.strerror}; see {where}", file=sys.stderr)
     return outcome.code
-
-
-def _program() -> list[str]:
-    """Return what a person types to start this: names where they are found, else paths."""
-
-    def short(name: str, path: str) -> str:
-        found = shutil.which(name)
-        return name if found and Path(found).absolute() == Path(path).absolute() else path
-
-    if sys.argv[0].endswith(".py"):
-        return [short("python", sys.executable), sys.argv[0]]
-    return [short("normjax", sys.argv[0])]
 
 
 def _given(values: flags.FlagValues) -> list[str]:

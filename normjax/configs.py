@@ -80,7 +80,7 @@ class Limits:
         if isinstance(value, str):
             return True
         return (
-            math.isfinite(value)
+            (isinstance(value, int) or math.isfinite(value))  # an int may be beyond all floats
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)

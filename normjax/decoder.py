@@ -11,6 +11,7 @@ Shapes: B sequences, T positions, D width, V vocabulary, L blocks.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -462,7 +463,7 @@ class Decoder:
 
     def parameter_count(self) -> int:
         """Number of learned numbers, without making them."""
-        shapes: Any = jax.eval_shape(self.init, jax.random.key(0))
+        shapes = _shapes(self)
         idle = 0  # a norm that only some blocks have is stored, but not used, in the others
         for branch in self.config.sublayers:
             row = self.config.placement_row.of(branch)
@@ -480,12 +481,17 @@ class Decoder:
         al. 2020, arXiv 2001.08361, section 2.1; their embedding look-up is not a product either).
         """
         c = self.config
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
-        flat = jax.tree_util.tree_flatten_with_path(shapes)[0]
+        flat = jax.tree_util.tree_flatten_with_path(_shapes(self))[0]
         weights = sum(leaf.size for path, leaf in flat if _is_kernel(path))
         weights += self.vocabulary * c.width if c.tied else 0
         scores = 2 * c.depth * self.window * c.width if c.attention != "none" else 0
         return 6.0 * (weights + scores)
+
+
+@functools.lru_cache(maxsize=64)
+def _shapes(model: Decoder) -> Any:
+    """Return the parameters' shapes, without making any: blocks are traced once, not per block."""
+    return jax.eval_shape(model.init, jax.random.key(0))
 
 
 def slot_norms(config: DecoderConfig, block: int, sublayer: str) -> dict[str, tuple[Norm, str]]:

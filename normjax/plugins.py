@@ -20,8 +20,12 @@ from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 
-from normjax import registry
+from normjax import named_files, registry
 from normjax.errors import UserError, suggest
+
+MOST_BYTES = 16 << 20
+"""Of a file of source code."""
+_ALLOWED = "name a Python file, such as mine.py, or a module, such as mypackage.mine"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +67,9 @@ def load(path: str | os.PathLike[str], argument: str = "--plugins", counts: bool
     text = os.fspath(path)
     file, name = _found(text, argument)
     try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"{argument}={text}: cannot be read ({error.strerror}); name a Python file"
-        ) from None
+        content = named_files.read(file, f"{argument}={text}", MOST_BYTES, _ALLOWED)
+    except FileNotFoundError as error:
+        raise UserError(f"{argument}={text}: no such file ({error.filename}); {_ALLOWED}") from None
     key = hashlib.sha256(content).hexdigest()
     if key not in _LOADED:
         before, rows = set(sys.modules), registry.added()
@@ -133,7 +135,7 @@ def _is_dotted(text: str) -> bool:
 
 def _found(text: str, argument: str) -> tuple[Path, str]:
     """Return the file and the name of a plug-in."""
-    allowed = "name a Python file, such as mine.py, or a module, such as mypackage.mine"
+    allowed = _ALLOWED
     if _is_dotted(text):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # as for `python -m`, but last
@@ -142,7 +144,7 @@ def _found(text: str, argument: str) -> tuple[Path, str]:
         if spec is None or not spec.origin or not spec.origin.endswith(".py"):
             raise UserError(f"{argument}={text}: no such module; {allowed}")
         return Path(spec.origin), text
-    file = Path(text).expanduser().absolute()
+    file = Path(os.path.expanduser(text)).absolute()
     if file.is_dir() or (file.exists() and file.suffix != ".py"):
         what = "a folder" if file.is_dir() else "no Python file"
         raise UserError(f"{argument}={text}: is {what}; {allowed}")

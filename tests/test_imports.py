@@ -14,17 +14,19 @@ ROOT = Path(__file__).parent.parent
 # "normjax.reporting" stands for every module in it that has no place of its own: those may import
 # each other, without cycles.
 LAYERS = (
-    ("normjax", "normjax.errors", "normjax.data.scratch", "normjax.data.regular_files",
-     "normjax.data.accounts", "normjax.data.tensorflow_free"),
-    ("normjax.data.cache_folder",),
+    ("normjax", "normjax.errors", "normjax.data.scratch", "normjax.regular_files",
+     "normjax.data.accounts", "normjax.data.tensorflow_free", "normjax.runs.signals",
+     "normjax.runs.streams"),
+    ("normjax.data.cache_folder", "normjax.named_files", "normjax.runs.files"),
     ("normjax.configs", "normjax.registry", "normjax.equation", "normjax.norm_derivatives",
-     "normjax.runs.machine", "normjax.runs.runlog", "normjax.runs.experiment",
+     "normjax.runs.machine", "normjax.runs.experiment",
      "normjax.data.philox", "normjax.data.text_files", "normjax.data.tfds_text",
      "normjax.data.vocabulary", "normjax.diagnostics.definitions"),
-    ("normjax.plugins", "normjax.spectra", "normjax.norms", "normjax.nonlinearities",
-     "normjax.initializers", "normjax.predictions", "normjax.data.plays", "normjax.data.tasks",
-     "normjax.data.token_cache", "normjax.data.windows", "normjax.diagnostics.bands"),
-    ("normjax.mixing",),
+    ("normjax.plugins", "normjax.runs.edge", "normjax.spectra", "normjax.norms",
+     "normjax.nonlinearities", "normjax.initializers", "normjax.data.plays", "normjax.data.tasks",
+     "normjax.data.token_cache", "normjax.data.windows", "normjax.diagnostics.bands",
+     "normjax.runs.run_folder", "normjax.runs.segments"),
+    ("normjax.mixing", "normjax.predictions"),
     ("normjax.placements", "normjax.data", "normjax.training.optimizer"),
     ("normjax.decoder_config",),
     ("normjax.layers",),
@@ -46,7 +48,7 @@ FOLDERS = (
 )
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
 WITHOUT_JAX = (
-    "normjax.runs.runlog",
+    *("normjax.runs.files", "normjax.runs.run_folder", "normjax.runs.segments"),
     *("normjax.diagnostics." + name for name in (
         "bands", "definitions", "events", "evidence", "log", "autopsy_record",
         "self_test", "verdict",
@@ -173,7 +175,8 @@ def test_reports_and_run_logs_load_no_jax():
     """The same in a fresh process, other people's libraries included."""
     reporting = [n for n in MODULES if n.startswith("normjax.reporting.")]
     lines = [
-        f"import {name}" for name in ("normjax.reporting.report", "normjax.runs.runlog", *reporting)
+        f"import {name}"
+        for name in ("normjax.reporting.report", "normjax.runs.run_folder", *reporting)
     ]
     lines += ["import sys", f"print([m for m in {(*HEAVY, 'tensorflow')!r} if m in sys.modules])"]
     done = subprocess.run(

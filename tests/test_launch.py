@@ -199,6 +199,61 @@ MISTAKES = {
     "workdir under a file": (["--workdir=text.txt/below"], ["text.txt is a file"]),
     "workdir that cannot be made": (["--workdir=/proc/normjax"], ["/proc/normjax", "cannot write"]),
     "a value missing": (["--config.model.depth"], ["config.model.depth"]),
+    "a bucket": (["--workdir=gs://bucket/runs"], ["--workdir=gs://bucket/runs", "an address"]),
+    "a bucket in a dry run": (["--workdir=s3://bucket/runs", "--dry_run"], ["s3://bucket/runs"]),
+    "a page of the web": (["--workdir=http://example.org/runs"], ["http://", "name a folder"]),
+    "a cache in a bucket": (["--config.data.cache_dir=gs://bucket"], ["cache_dir=gs://bucket"]),
+    "a home that is nobody's": (["--workdir=~nobody-at-all/runs"], ["~nobody-at-all", "no home"]),
+    "letters that are no text": (["--workdir=\udcff"], ["\\xff", "UTF-8"]),
+    "more sequences than 64 bits": ([f"--config.train.batch_size={2**63 - 1}"], ["batch_size=922"]),
+    "a batch beyond memory": (
+        ["--config.train.batch_size=1048576", "--config.data.window=200"],
+        ["config.train.batch_size=1048576", "GB of memory", "pass --config.train.batch_size="],
+    ),
+    "a width beyond all": (["--config.model.width=1000000000000"], ["from 1 to 65536"]),
+    "a width beyond memory": (["--config.model.width=65536"], ["width=65536", "GB of memory"]),
+    "a depth beyond all": (["--config.model.depth=1000000"], ["from 1 to 10000"]),
+    "a depth beyond memory": (
+        ["--config.model.depth=10000", "--config.model.width=8192"],
+        ["10000 blocks, 8192 wide", "GB of memory"],
+    ),
+    "chunks beyond memory": (
+        ["--config.train.chunk_steps=1000000", "--config.train.batch_size=65536"],
+        ["config.train.chunk_steps=1000000", "GB of memory"],
+    ),
+    "runs beyond memory": (
+        ["--config.grid.seeds=10000", "--config.model.width=512"],
+        ["config.grid.seeds", "GB of memory", "fewer runs"],
+    ),
+    "runs beyond all": (
+        ["--config.grid.seeds=10000", f"--config.grid.init_scales={','.join(map(str, range(9)))}"],
+        ["config.grid.seeds=10000", "at most 100000"],
+    ),
+    "an evaluation beyond memory": (
+        ["--config.data.corpus=task:copy", f"--config.train.final_windows={2**31 - 1}"],
+        ["config.train.final_windows=2147483647", "GB of memory"],
+    ),
+    "checkpoints beyond the disk": (
+        [
+            f"--config.train.steps={2**31 - 1}",
+            "--config.train.checkpoint_every=1",
+            "--config.train.keep_checkpoints=0",
+        ],
+        ["the checkpoints and the page of this grid", "are free there", "keep_checkpoints=1"],
+    ),
+    "steps that int32 cannot count": ([f"--config.train.steps={2**31}"], ["to 2147483647"]),
+    "diagnostics at every one of them": (
+        [
+            f"--config.train.steps={2**31 - 1}",
+            "--config.train.diagnostics=on",
+            "--config.train.diagnostic_every=1",
+        ],
+        ["diagnostic_every=1", "pass --config.train.diagnostic_every=2148"],
+    ),
+    "a number of 4000 digits": ([f"--config.grid.seeds={'9' * 4000}"], ["seeds=99999999...:"]),
+    "a number of 5000 digits": ([f"--config.model.depth={'9' * 5000}"], ["whole number"]),
+    "a rate beyond all floats": (["--config.train.learning_rate=1e400"], ["learning_rate=inf"]),
+    "heads beyond all": (["--config.model.heads=100000000000"], ["from 1 to 65536"]),
 }
 
 
@@ -209,6 +264,43 @@ def test_a_mistake_is_one_line_and_nothing_is_written(call, place, monkeypatch, 
     assert_one_line(*call(*smoke(place), *arguments), *words)
     assert not (place / "work").exists()
     assert (place / "text.txt").read_text() == TEXT
+
+
+def test_jacobians_beyond_memory_are_one_line(call, place):
+    text = f"--config.data.corpus={place / 'text.txt'}"
+    wide = (
+        "--experiment=spectrum", "--config.model.width=65536", text, "--dry_run",
+        "--config.spectrum.sequence_tokens=0",
+    )  # fmt: skip
+    assert_one_line(*call(*wide), "config.model.width=65536", "GB of memory")
+    assert call("--experiment=spectrum", text, "--dry_run")[0] == 0
+
+
+def _sparse(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+NAMED = {
+    "a pipe": (os.mkfifo, "is a pipe"),
+    "a folder": (os.mkdir, "is a folder"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "is a device"),
+    "a terabyte": (_sparse, "1,099,511,627,776 bytes"),
+    "bytes": (lambda path: path.write_bytes(bytes(range(256))), ""),
+    "brackets without end": (lambda path: path.write_text("[" * 10**5), "nest"),
+    "brackets": (lambda path: path.write_text("[" * 900 + "]" * 900), ""),
+    "a link to itself": (lambda path: path.symlink_to(path), ""),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+@pytest.mark.parametrize("flag", ["predict", "plugins", "experiment"])
+def test_a_named_file_that_is_none_is_one_line_and_no_wait(call, place, flag, case):
+    make, words = NAMED[case]
+    make(place / "named.py")
+    code, out, err = call(*smoke(place), f"--{flag}={place / 'named.py'}")
+    assert_one_line(code, out, err, "named.py", *([words] if flag == "predict" else []))
+    assert len(err) < 2000 and not (place / "work").exists()
 
 
 @pytest.mark.parametrize("experiment", ["claims", "figures", "spectrum"])

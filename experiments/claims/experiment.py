@@ -38,7 +38,7 @@ from experiments.claims.setting import ClaimsConfig, Point
 from normjax import configs
 from normjax.reporting import report
 from normjax.reporting.wording import counted
-from normjax.runs import machine, provenance
+from normjax.runs import machine, preflight, provenance
 from normjax.runs.experiment import Options, Outcome, check_workdir, working_in
 
 GROUPS = (vectors, norm_claims, attention_claims, block_claims, depth_claims, taylor)
@@ -80,6 +80,7 @@ def run(config: ClaimsConfig, preset: str, options: Options) -> Outcome | None:
             "Commit": environment["commit"] or "unknown",
         }  # fmt: skip
 
+    preflight.check_page()
     with working_in(options) as folder:
         claims = compute(config)
         where = report.write_page(

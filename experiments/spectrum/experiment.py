@@ -45,7 +45,7 @@ from normjax.errors import UserError
 from normjax.jacobians.blocks import MAX_DENSE, Parts
 from normjax.placements import PLACEMENTS
 from normjax.reporting.wording import counted
-from normjax.runs import provenance, runner
+from normjax.runs import estimates, machine, preflight, provenance, runner
 from normjax.runs.experiment import Options, Outcome, working_in
 from normjax.runs.grid import MAX_SEEDS, Arm, ExperimentConfig, GridConfig, Question
 from normjax.training import train
@@ -124,6 +124,7 @@ def run(config: SpectrumExperiment, preset: str, options: Options) -> Outcome | 
         folders = run_folders(options.workdir / "training")
         # In the order of the table, not of the alphabet.
         folders.sort(key=lambda folder: names.index(folder.name.rsplit("-", 2)[0]))
+    preflight.check_page()
     with working_in(options) as workdir:
         record = {
             "command": options.command, "experiment": "spectrum", "preset": preset,
@@ -162,6 +163,15 @@ def check(config: SpectrumExperiment) -> None:
     if config.train.steps:
         train.check(config.train)
     decoder_config.check(config.model)
+    # A (D, D) matrix of 8-byte numbers for every token, of one block at a time.
+    needed, there = 8 * s.sequences * s.tokens * config.model.width**2, machine.memory_bytes()
+    if not s.runs and needed > there:
+        raise UserError(
+            f"config.model.width={config.model.width}: the Jacobians of {s.sequences} sequences of"
+            f" {s.tokens} tokens take {estimates.gigabytes(needed)} of memory, and there are"
+            f" {estimates.gigabytes(there)}; take a smaller width, spectrum.sequences or"
+            " spectrum.tokens"
+        )
 
 
 def _plan(config: SpectrumExperiment, names: tuple[str, ...], folders: list[Path]) -> str:

@@ -73,6 +73,6 @@ def _answers(shown: Sequence[Candidate], read: Ask, show: Ask) -> list[str]:
 
 
 def _name(part: str, shown: Sequence[Candidate]) -> str:
-    if part.isdecimal() and 1 <= int(part) <= len(shown):
+    if part.isdecimal() and len(part) < 9 and 1 <= int(part) <= len(shown):
         return shown[int(part) - 1].name
     return part

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from normjax import named_files
 from normjax.errors import UserError, suggest
 from normjax.predictions import asking, parsing, record
 from normjax.predictions.prediction import Candidate, Prediction
 
 ASK = "ask"
+MOST_BYTES = 1 << 20
+"""Of a prediction's file: some thousand names with a long reason."""
 _FOLDER = Path(__file__).parent
 
 
@@ -67,14 +70,9 @@ def read(value: str) -> str:
     if value in names():
         path = _FOLDER / f"{value}.txt"
     try:
-        return path.read_text(encoding="utf-8")
+        return named_files.read(path, argument, MOST_BYTES, allowed).decode()
     except FileNotFoundError:
         close = suggest(value, [ASK, *names()])
         raise UserError(f"{argument}: no such file{close}; {allowed}") from None
-    except IsADirectoryError:
-        raise UserError(f"{argument}: is a folder; {allowed}") from None
     except UnicodeDecodeError:
         raise UserError(f"{argument}: not UTF-8 text; save it as UTF-8") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{argument}: cannot be read ({reason}); {allowed}") from None

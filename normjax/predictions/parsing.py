@@ -19,7 +19,6 @@ losses with the probability ``level``, 80 % unless said.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -40,13 +39,15 @@ from normjax.predictions.prediction import (
 
 HEADERS = ("author", "reason", "level")
 KEYS = (RANKING, LOSSES, *HEADERS)
+MOST_LETTERS = 1000
+"""Of a message: what it quotes may be as long as the file."""
 _NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
 _VALUE = re.compile(
     rf"{_NUMBER}(?:\s*nats)?"
     rf"(?:\s*[(\[]\s*{_NUMBER}\s*(?:to|\.\.+|[,;–-])\s*{_NUMBER}\s*[)\]]"
     rf"|\s*(?:±|\+/-|\+-)\s*{_NUMBER})?"
 )
-_BULLET = re.compile(r"(?:(\d+)[.)]|[-*•])\s+")
+_BULLET = re.compile(r"(?:(\d{1,9})[.)]|[-*•])\s+")
 _FORM = '"2.1", or with an interval "2.1 (1.9 to 2.3)"'
 
 
@@ -69,10 +70,13 @@ def parse(text: str, argument: str, candidates: Sequence[Candidate]) -> Predicti
     """
     reader = _Reader(argument, candidates)
     text = text.removeprefix("\ufeff")
-    if text.lstrip()[:1] in ("{", "["):
-        _read_json(text, reader)
-    else:
-        _read_lines(text, reader)
+    try:
+        if text.lstrip()[:1] in ("{", "["):
+            _read_json(text, reader)
+        else:
+            _read_lines(text, reader)
+    except RecursionError:
+        raise reader.wrong("nested too deeply; a list holds names, or lists of names") from None
     return reader.finish()
 
 
@@ -99,6 +103,7 @@ class _Reader:
         self._subjects: dict[str, str] = {}
 
     def wrong(self, what: str) -> UserError:
+        what = what if len(what) <= MOST_LETTERS else what[: MOST_LETTERS - 1] + "…"
         return UserError(f"{self.argument}: {self.where}{what}")
 
     def name(self, text: str) -> str:
@@ -132,7 +137,7 @@ class _Reader:
         for value in (expected, *(end for end in (low, high) if end is not None)):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise self.wrong(f"{name}: {value!r} is no number; write a loss in nats as {_FORM}")
-            if not math.isfinite(value) or value < 0:
+            if not abs(value) < 1e300 or value < 0:  # not isfinite: an int may be beyond floats
                 raise self.wrong(
                     f"{name}: {value} cannot be a loss; it must be finite and at least 0 (leave"
                     " out a variant that you expect to diverge, or write a ranking)"
@@ -148,6 +153,8 @@ class _Reader:
     def header(self, key: str, value: str) -> None:
         """Take an author, a reason (the parts of several lines are joined) or a level."""
         value = " ".join(value.split())
+        if not _is_text(value):
+            raise self.wrong(f"{key}: holds half a character (a surrogate); write whole ones")
         if key == "level":
             number = value.removesuffix("%").strip()
             if number not in [str(level) for level in LEVELS]:
@@ -176,6 +183,15 @@ class _Reader:
         level = int(self.said.get("level", LEVEL))
         author, reason = (self.said.get(key, "") for key in ("author", "reason"))
         return Prediction(kind, entries, author, reason, level, next(iter(self._subjects)))
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: JSON can say what cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_lines(text: str, reader: _Reader) -> None:

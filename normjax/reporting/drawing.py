@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -83,13 +83,19 @@ def save(figure: Figure, folder: Path, description: str) -> str:
     with style():
         png, svg = io.BytesIO(), io.BytesIO()
         words: dict[str, Any] = {"Title": figure.title, "Description": description}
-        figure.canvas.savefig(png, format="png", dpi=200, metadata={**words, "Software": "normjax"})
+        render(figure.canvas, png, "png", {**words, "Software": "normjax"}, dpi=200)
         words |= {"Date": None, "Creator": "normjax"}
-        figure.canvas.savefig(svg, format="svg", metadata=words)
+        render(figure.canvas, svg, "svg", words)
     tables.write_bytes(folder / f"{figure.name}.png", png.getvalue())
     tables.write_bytes(folder / f"{figure.name}.svg", svg.getvalue())
     tables.write_text(folder / f"{figure.name}.csv", tables.csv_text(figure.columns, figure.rows))
     return svg.getvalue().decode()
+
+
+def render(canvas: Canvas, file: IO[bytes], kind: str, words: dict[str, Any], **how: Any) -> None:
+    """Draw a figure as "png" or "svg" into a file, whatever backend matplotlib is set to."""
+    backend = {"png": "agg", "svg": "svg"}[kind]
+    canvas.savefig(file, format=kind, backend=backend, metadata=words, **how)
 
 
 REFERENCE = Look(MUTED, "", (0, (1, 2)))

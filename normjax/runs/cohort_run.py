@@ -84,7 +84,8 @@ class CohortRun:
             self._progress.state(self._name, open_runs, "finished before")
             return True
         self._progress.state(self._name, open_runs, "compiling")
-        cohort, step = self._begin()
+        with stop.at_once():  # there is nothing new to save yet
+            cohort, step = self._begin()
         if step:
             self._left.skip(self._work(step))
             self._progress.state(self._name, open_runs, f"resumed at step {step}")

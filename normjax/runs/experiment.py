@@ -1,8 +1,4 @@
-"""What an experiment is given and gives back; its folder, which it works in alone; its stop.
-
-A signal becomes a flag that the training loop looks at between chunks of steps. Nothing is saved
-inside a signal handler: it may run in the middle of a save.
-"""
+"""What an experiment is given and gives back; its folder, which it works in alone."""
 
 from __future__ import annotations
 
@@ -10,13 +6,17 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-import signal
+import re
 import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
 
 from normjax.errors import UserError
+from normjax.runs.signals import StopRequest as StopRequest
+from normjax.runs.signals import stop_on_signals as stop_on_signals
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def locked(workdir: Path) -> Generator[None]:
     with open(workdir / ".lock", "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "unknown"
             raise LockedError(
@@ -102,8 +102,23 @@ def working_in(options: Options) -> Generator[Path]:
         ) from None
 
 
+def check_address(argument: str, value: str) -> None:
+    """Raise :class:`UserError` where a folder is named by an address such as ``gs://bucket/runs``.
+
+    Nothing here writes to a bucket: a local folder of that name would be made, and soon be gone.
+
+    >>> check_address("--workdir", "runs/a:b")
+    """
+    if _ADDRESS.match(value):
+        raise UserError(
+            f"{argument}={value}: is an address, and files are written to folders only; name a"
+            " folder, such as --workdir=runs/mine, and copy it there afterwards"
+        )
+
+
 def check_workdir(workdir: Path) -> None:
     """Find out before any work whether the folder can be made and written to."""
+    check_address("workdir", str(workdir))
     try:
         folder = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
         if not folder.is_dir():
@@ -115,31 +130,3 @@ def check_workdir(workdir: Path) -> None:
         raise UserError(
             f"workdir={workdir}: cannot write there ({error.strerror}); name another folder"
         ) from None
-
-
-class StopRequest:
-    """Whether a stop has been asked for, and by which signal."""
-
-    def __init__(self) -> None:
-        self.signal: str | None = None
-
-    def __bool__(self) -> bool:
-        return self.signal is not None
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Generator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a second SIGINT interrupts at once."""
-    request = StopRequest()
-
-    def handle(number: int, frame: object) -> None:
-        if request and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        request.signal = signal.Signals(number).name
-
-    previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

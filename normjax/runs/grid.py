@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from normjax.training.train import Hyper, TrainConfig
 FORMAT = runlog.FORMAT
 MAX_SEED = 2**31 - 1
 MAX_SEEDS = 10_000
+MAX_RUNS = 100_000
+"""Of one grid: each has a folder and a line in grid.json."""
 # How a run is computed, not what it computes: not part of its name.
 MANNER = (
     *("chunk_steps", "checkpoint_seconds", "checkpoint_every", "keep_checkpoints"),
@@ -174,6 +177,17 @@ def check(config: ExperimentConfig, arms: Sequence[Arm], devices: int) -> None:
             f"config.grid.first_seed={g.first_seed}: must be from 0 to {MAX_SEED - g.seeds} with"
             f" seeds={g.seeds}; pass --config.grid.first_seed=0"
         )
+    lists = {
+        "seeds": g.seeds, "learning_rates": len(g.learning_rates) or 1,
+        "weight_decays": len(g.weight_decays) or 1, "init_scales": len(g.init_scales) or 1,
+    }  # fmt: skip
+    runs = len(arms) * math.prod(lists.values())
+    if runs > MAX_RUNS:
+        name = max(lists, key=lambda key: lists[key])
+        raise UserError(
+            f"config.grid.{name}={configs.shown(getattr(g, name))[:80]}: {runs} runs in all, at"
+            f" most {MAX_RUNS} make a grid; list fewer, or divide it over several workdirs"
+        )
     bands.adjusted(config.verdict.bands)
     for arm in arms:
         changed = configs.replace(config, arm.changes)
@@ -200,11 +214,12 @@ def plan(config: ExperimentConfig, arms: Sequence[Arm], fingerprint: str) -> lis
                 g.init_scales or (t.init_scale,), range(g.seeds),
             )
         ]  # fmt: skip
+        shared = _identity(changed, hypers[0], fingerprint)
+        shared.pop("hyper")
+        group = groups.setdefault(configs.digest(shared, 64), [])
         for hyper in hypers:
-            identity = _identity(changed, hyper, fingerprint)
-            run = Run(f"{arm.name}-s{hyper.seed}-{configs.digest(identity)}", arm, changed, hyper)
-            identity.pop("hyper")
-            groups.setdefault(configs.digest(identity, 64), []).append(run)
+            name = configs.digest(shared | {"hyper": list(hyper)})
+            group.append(Run(f"{arm.name}-s{hyper.seed}-{name}", arm, changed, hyper))
     return [CohortPlan(tuple(runs)) for runs in groups.values()]
 
 

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Concatenate, ParamSpec
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+
+P = ParamSpec("P")
+
+
+def _may_fail(
+    show: Callable[Concatenate[Progress, P], None],
+) -> Callable[Concatenate[Progress, P], None]:
+    """Let a display go blind where it fails: what it shows goes on without it."""
+
+    @functools.wraps(show)
+    def shown(self: Progress, *arguments: P.args, **named: P.kwargs) -> None:
+        if self.blind:
+            return
+        try:
+            show(self, *arguments, **named)
+        except (Exception, SystemExit):  # rich exits where nobody reads
+            self.blind = True
+
+    return shown
 
 
 class TimeLeft:
@@ -72,21 +94,28 @@ class Progress:
         self._width = max((len(name) for name in names), default=0)
         self._live: Live | None = None
         self._last_line = 0.0
+        self.blind = False
 
     def __enter__(self) -> Progress:
         if self._live_wanted:
-            self._live = Live(
-                get_renderable=self._table, console=self._console, refresh_per_second=4
-            )
-            self._live.__enter__()
+            self._begin()
         return self
+
+    @_may_fail
+    def _begin(self) -> None:
+        self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=4)
+        self._live.__enter__()
+
+    @_may_fail
+    def _end(self) -> None:
+        if self._live is not None:
+            self._live.__exit__(None, None, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+        self._end()
 
     def _table(self) -> Table:
         table = Table(*self.COLUMNS, title="normjax")
@@ -94,16 +123,19 @@ class Progress:
             table.add_row(*row)
         return table
 
+    @_may_fail
     def say(self, text: str) -> None:
         """Print one line, above the table where there is one."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    @_may_fail
     def state(self, name: str, runs: str, text: str) -> None:
         """Show what a cohort is doing besides training: compiling, resumed, done before."""
         self._rows[name][1:3] = [runs, text]
         if self._live is None:
             self.say(f"{name:<{self._width}}  {text}")
 
+    @_may_fail
     def training(
         self, name: str, step: int, steps: int, train: list[float | None],
         validation: list[float | None], tokens_per_s: float | None, left: str, evaluated: bool,

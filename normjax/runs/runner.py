@@ -18,7 +18,7 @@ from normjax.errors import UserError
 from normjax.predictions import given, record
 from normjax.predictions.prediction import SERIES, Candidate
 from normjax.reporting import report
-from normjax.runs import estimates, grid, provenance, runlog
+from normjax.runs import edge, estimates, grid, preflight, provenance, runlog
 from normjax.runs.cohort_run import CohortRun
 from normjax.runs.experiment import (
     Interrupted,
@@ -47,6 +47,7 @@ def carry_out(
       UserError: the request cannot be carried out.
       LockedError: another process works in the workdir.
       Interrupted: a signal asked to stop; all is saved.
+      Ended: a signal came before there was anything to save.
     """
     every, arms = arms, grid.select(arms, config.grid.arms)
     devices = jax.local_devices()
@@ -58,25 +59,30 @@ def carry_out(
     prediction = given.prepare(
         options.predict, _candidates(every, arms), options.workdir, asked, options.dry_run
     )
+    estimates.check(cohorts, corpus, devices)
+    preflight.check_room(options.workdir, cohorts, corpus.vocabulary_size)
     if options.dry_run:
         print(estimates.describe(cohorts, corpus, devices))
         return None
     try:
-        with working_in(options), stop_on_signals() as stop:
+        with working_in(options):
+            preflight.check(options.workdir)
             plan = _record(question, arms, config, corpus, cohorts, options.command)
             argument = f"--predict={options.predict}"
             stored = record.settle(options.workdir, argument, prediction, asked)
             plan |= {"identity": asked, **({"prediction": stored} if stored else {})}
             runlog.write_json(options.workdir / "grid.json", plan)
-            with Progress([cohort.name for cohort in cohorts], options.live) as progress:
-                if corpus.files and corpus.files.left_out:
-                    progress.say(f"corpus {corpus.name}: {corpus.files.words}")
-                _train_all(cohorts, corpus, options, progress, stop)
-                _autopsies(cohorts, options, progress, stop)
-            page = report.write(options.workdir)
+            runlog.write_json(options.workdir / "grid.json", plan)
+            with stop_on_signals() as stop:
+                with Progress([cohort.name for cohort in cohorts], options.live) as progress:
+                    if corpus.files and corpus.files.left_out:
+                        progress.say(f"corpus {corpus.name}: {corpus.files.words}")
+                    _train_all(cohorts, corpus, options, progress, stop)
+                    _autopsies(cohorts, options, progress, stop)
+                page = report.write(options.workdir)
         return Outcome(report.headline(options.workdir), page)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+        if not edge.is_memory(error):
             raise
         raise UserError(
             f"config.train.batch_size={config.train.batch_size}: not enough memory; take a smaller"

@@ -29,6 +29,7 @@ PARALLEL = ("runs", "data")
 LANES = ("auto", "vmap", "map")
 DIAGNOSTICS = ("off", "on")
 MAX_STEPS = 2**31 - 1  # steps are counted in int32
+MAX_POINTS = 10**6  # of steps that are measured at: each is a line of diagnostics.jsonl
 MAX_RATE = 1e30  # of rates, decays and scales: beyond all use, and float32 holds it
 INIT_PURPOSE = 0  # keys are fold_in(seed, purpose); further purposes get further numbers
 
@@ -93,7 +94,7 @@ class TrainConfig:
     )
     diagnostic_points: int = field(
         0, "steps to measure at, log-spaced; 0: as many as cost at most 3 % of the training",
-        least=0, most=MAX_STEPS,
+        least=0, most=MAX_POINTS,
     )  # fmt: skip
     diagnostic_every: int = field(
         0, "also measure at every multiple of so many steps; 0: no", least=0, most=MAX_STEPS
@@ -108,6 +109,12 @@ def check(config: TrainConfig, devices: int = 1, prefix: str = "config.train") -
         raise UserError(
             f"{prefix}.warmup_steps={c.warmup_steps}: must not pass steps={c.steps};"
             f" pass --{prefix}.warmup_steps={c.steps // 10}"
+        )
+    if c.diagnostics == "on" and c.diagnostic_every and c.steps // c.diagnostic_every > MAX_POINTS:
+        raise UserError(
+            f"{prefix}.diagnostic_every={c.diagnostic_every}: measures at"
+            f" {c.steps // c.diagnostic_every} of steps={c.steps}, at most at {MAX_POINTS}; pass"
+            f" --{prefix}.diagnostic_every={-(-c.steps // MAX_POINTS)}"
         )
     if c.parallel == "data" and c.batch_size % devices:
         raise UserError(
