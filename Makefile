@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 ARGS ?=
 
-.PHONY: run test test-all lint types clean
+.PHONY: run test test-all test-faults lint types clean
 
 run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
@@ -15,6 +15,9 @@ test: $(STAMP) lint types
 
 test-all: $(STAMP) lint types
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --optimized -m "slow or not slow" $(ARGS)
+
+test-faults: $(STAMP)
+	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

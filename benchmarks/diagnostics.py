@@ -21,6 +21,7 @@ from normjax import configs
 from normjax.decoder import Decoder
 from normjax.diagnostics import log, sampling
 from normjax.diagnostics.probe import Probe
+from normjax.runs.run_folder import RunWriter
 from normjax.training.cohorts import Cohort
 from normjax.training.train import Hyper
 
@@ -56,13 +57,14 @@ def row(preset: str, placement: str) -> str:
     compile_s = time.perf_counter() - started
     steps, samples = [], []
     with tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter(Path(folder) / "run")
         for _ in range(BLOCKS):
             started = time.perf_counter()
             cohort.advance(windows, STEPS)
             steps.append((time.perf_counter() - started) / STEPS)
             started = time.perf_counter()
             values = measure(windows[:, 0])
-            log.append_diagnostics(Path(folder), 0, {name: v[0] for name, v in values.items()})
+            writer.append(log.FILE, log.line(0, {name: v[0] for name, v in values.items()}))
             samples.append(time.perf_counter() - started)
     step, sample = statistics.median(steps), statistics.median(samples)
     count = len(sampling.sampled_steps(t))

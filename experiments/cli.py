@@ -29,6 +29,7 @@ USAGE = """normjax: what normalization and residual connections do in a transfor
     {program} --experiment=depth --workdir=runs/depth
     {program} --config.model.depth=8 --config.grid.seeds=5
     {program} --dry_run                           what would run, and what it would cost
+    {program} --verify=runs/depth                 whether a workdir is what its runs sealed
     {program} --predict=mine.txt                  what you expect, stored first, then scored
     {program} --print_config                      every field and its value
     {program} --plugins=mine.py                   norms, placements, tasks, texts of your own
@@ -49,6 +50,7 @@ def define_flags(values: flags.FlagValues) -> None:
         ("experiment", "ablation", "which experiment to run: a name of --list, or a Python file"),
         ("preset", "default", "which of the experiment's presets to start from"),
         ("workdir", "", "folder of runs and report; empty: runs/EXPERIMENT-PRESET"),
+        ("verify", "", "a workdir: check every file that its runs sealed; run nothing"),
         ("predict", "", "rank the variants before they run: a file, ask, or the name expected"),
         ("compilation_cache", "", "compiled programs; empty: the user's cache; off: none"),
     ):
@@ -269,6 +271,14 @@ def _carried_out(values: flags.FlagValues, known: edge.Known) -> int:
     if values.list:
         print(listing(*filter(plugins.is_outside, [values.experiment])))
         return _printed()
+    if values.verify:
+        from normjax.runs import checking
+
+        lines, bad = checking.check(Path(values.verify).expanduser())
+        print(
+            "\n".join([*lines, f"{bad} of {len(lines)} are not as sealed" if bad else "all whole"])
+        )
+        return _printed() or bool(bad)
     experiment = find(values.experiment)
     config = configs.from_flags(experiment.get_config(values.preset), values)
     configs.check(config)

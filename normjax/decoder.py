@@ -329,7 +329,8 @@ class Decoder:
         module = DecoderModule(rolled, self.vocabulary, self.window)
         # One compiled program, so that a caller's jit gives the same bits.
         make = jax.jit(partial(module.init, mutable=("params",)))
-        variables: Any = make(key, jnp.zeros((1, self.window), jnp.int32))
+        with jax.threefry_partitionable(True):  # the words of a key, whatever JAX is set to
+            variables: Any = make(key, jnp.zeros((1, self.window), jnp.int32))
         return variables["params"]
 
     def apply(self, params: Params, tokens: Array) -> Array:

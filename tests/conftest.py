@@ -6,6 +6,7 @@ in all of them under ``make test-all``.
 """
 
 import os
+import signal
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -14,6 +15,8 @@ import matplotlib
 import pytest
 
 matplotlib.use("Agg")
+# Under nohup it is ignored, and so it would be in every process that a test starts.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 jax.config.update("jax_num_cpu_devices", 4)
 
 UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"

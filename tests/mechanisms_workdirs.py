@@ -9,7 +9,8 @@ from experiments.mechanisms.verdicts import OwnFloor, Rule
 from normjax.data.tasks import floors
 from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.tasks.table import TASKS
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import RunFolder
 from tests.report_workdirs import ABLATION, arm, plan, planned, train
 
 VARIANTS = tuple(ABLATION)
@@ -39,14 +40,14 @@ def workdir(
         preset="default", config={"train": {"steps": 600}}, environment={"cpu": "A processor"},
         settings={},
     )  # fmt: skip
-    runlog.write_json(folder / "mechanisms.json", record)
+    files.write_json(folder / "mechanisms.json", record)
     for task, by_variant in excess.items():
         inner, corpus = folder / task, TaskCorpus(task, 16)
         arms = [arm(name, *ABLATION[name][:3]) for name in by_variant]
         runs = [planned(n, s, rate) for n in by_variant for rate in RATES for s in (0, 1)]
         more = {"corpus": corpus.record(), "task": corpus.task_record(), "experiment": "mechanisms",
                 "title": TASKS[task].title}  # fmt: skip
-        runlog.write_json(inner / "grid.json", plan(arms, runs, **more))
+        files.write_sealed(inner / "grid.json", plan(arms, runs, **more))
         sampled = {}
         for run in runs:
             over, floor = by_variant[run["arm"]], exact(task)[run["arm"]].loss
@@ -57,9 +58,9 @@ def workdir(
             some = over + 0.3 * (run["learning_rate"] == RATES[1]) if over >= 1 else over
             final = floor + (some % 1 if over >= 1 else some)
             train(inner, run, final, spread=0.0)
-            last = runlog.read_metrics(inner / "runs" / run["id"])[-1]["validation/loss"]
+            last = RunFolder(inner / "runs" / run["id"]).metrics()[-1]["validation/loss"]
             sampled[run["id"]] = {"loss": last, "standard_error": 0.002, "sequences": 4096}
-        runlog.write_json(inner / "sampling.json", {"format": 1, "runs": sampled})
+        files.write_json(inner / "sampling.json", {"format": 1, "runs": sampled})
     return folder
 
 

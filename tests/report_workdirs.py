@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import random
 import zlib
 from pathlib import Path
 from typing import Any
 
+import run_folders
+
 from normjax.reporting import loading
 from normjax.reporting.results import Results
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import FORMAT
 
 ABLATION = {
     # arm: (title, description, changes, final loss, rate of descent)
@@ -58,14 +60,13 @@ def finals(
 ) -> Results:
     """A grid with exact final losses by arm and seed; None stands for a diverged run."""
     runs = [planned(c["name"], s) for c in arms for s in range(len(losses[c["name"]]))]
-    runlog.write_json(workdir / "grid.json", plan(arms, runs, **more))
+    files.write_sealed(workdir / "grid.json", plan(arms, runs, **more))
     for run in runs:
         loss = losses[run["arm"]][run["seed"]]
         folder = workdir / "runs" / run["id"]
-        folder.mkdir(parents=True)
-        runlog.append_metrics(folder, {"step": 600, "validation/loss": loss})
         state = {"state": "done"} if loss is not None else {"state": "diverged", "diverged_at": 7}
-        runlog.write_json(folder / "status.json", {**state, "step": 600, "steps": 600})
+        line = {"step": 600, "validation/loss": loss}
+        run_folders.write(folder, [line], **state, step=600, steps=600)
     return loading.load(workdir)
 
 
@@ -104,7 +105,7 @@ def planned(arm_name: str, seed: int, rate: float = 0.003, steps: int = 600) -> 
 def plan(arms: list[dict], runs: list[dict], **more: Any) -> dict[str, Any]:
     """A whole grid.json."""
     return {
-        "format": runlog.FORMAT, "experiment": "ablation", "preset": "default",
+        "format": FORMAT, "experiment": "ablation", "preset": "default",
         "command": "python launch.py --experiment=ablation --workdir=out",
         "title": "What each part of a decoder is worth",
         "question": "How much does the validation loss rise when a part is taken away?",
@@ -140,8 +141,6 @@ def train(
     spread: float = 0.012,
 ) -> None:
     """Write the folder of one run whose loss falls from START to about ``final``."""
-    folder = workdir / "runs" / run["id"]
-    folder.mkdir(parents=True)
     steps, seed = run["steps"], run["seed"]
     shared, own = noise("seed", seed).gauss(0, spread), noise(run["id"]).gauss(0, spread / 2)
     lines, rng = [], noise(run["id"], "steps")
@@ -163,34 +162,26 @@ def train(
                 "time/wall_s": step * 0.011, "time/tokens_per_s": None if step == 0 else 69000.0,
             }
         )  # fmt: skip
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     at = lines[-1]["step"]
-    runlog.write_json(
-        folder / "status.json",
-        {
-            "state": state, "step": at, "steps": steps,
-            "diverged_at": at if state == "diverged" else None,
-            "reason": "non-finite loss" if state == "diverged" else None,
-            "time": {"compile_s": 2.5, "train_s": at * 0.011, "peak_memory_mb": 612.0},
-        },
-    )  # fmt: skip
-    runlog.write_json(
-        folder / "environment.json",
-        {
+    run_folders.write(
+        workdir / "runs" / run["id"], lines, record={"format": FORMAT, "id": run["id"], **CONFIG},
+        environment={
             "versions": {"python": "3.11.2", "jax": "0.10.2", "normjax": "0.1.0"},
             "devices": ["cpu:0", "cpu:1"], "platform": "cpu", "cpu": "A processor", "cores": 2,
             "commit": "0a1b2c3+dirty", "flags": ["--experiment=ablation"], "xla_flags": "",
             "isa": "avx2", "hostname": "laptop", "started": "2026-01-02T03:04:05",
         },
+        state=state, step=at, steps=steps, diverged_at=at if state == "diverged" else None,
+        reason="non-finite loss" if state == "diverged" else None,
+        time={"compile_s": 2.5, "train_s": at * 0.011, "peak_memory_mb": 612.0},
     )  # fmt: skip
-    runlog.write_json(folder / "config.json", {"format": runlog.FORMAT, "id": run["id"], **CONFIG})
 
 
 def ablation(workdir: Path, seeds: int = 3, rates: tuple[float, ...] = (0.003,)) -> Path:
     """A finished default grid."""
     arms = [arm(name, *ABLATION[name][:3]) for name in ABLATION]
     runs = [planned(n, s, rate) for n in ABLATION for rate in rates for s in range(seeds)]
-    runlog.write_json(workdir / "grid.json", plan(arms, runs))
+    files.write_sealed(workdir / "grid.json", plan(arms, runs))
     for run in runs:
         final, descent = ABLATION[run["arm"]][3:]
         off = abs(math.log(run["learning_rate"] / 0.003))
@@ -202,7 +193,7 @@ def troubled(workdir: Path) -> Path:
     """A default grid with diverged, interrupted, running and missing runs."""
     arms = [arm(name, *ABLATION[name][:3]) for name in ABLATION]
     runs = [planned(name, seed) for name in ABLATION for seed in range(3)]
-    runlog.write_json(workdir / "grid.json", plan(arms, runs))
+    files.write_sealed(workdir / "grid.json", plan(arms, runs))
     fates = {
         ("no-norm", 1): {"state": "diverged", "stop": 250},
         ("no-mlp", 2): {"state": "interrupted", "stop": 400},
@@ -239,7 +230,7 @@ def depth(workdir: Path, seeds: int = 3) -> Path:
             runs += [planned(entry["name"], seed) for seed in range(seeds)]
     axis = {"name": "depth", "label": "depth (blocks)", "scale": "log2"}
     more = {"baseline": "pre", "x": axis, "experiment": "depth", "title": "Norms by depth"}
-    runlog.write_json(workdir / "grid.json", plan(arms, runs, **more))
+    files.write_sealed(workdir / "grid.json", plan(arms, runs, **more))
     for run in runs:
         name, x = run["arm"].rsplit("-", 1)
         _, losses, lost = DEPTH[name]

@@ -5,6 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import run_folders
 
 from normjax import configs
 from normjax.diagnostics import autopsy as replay
@@ -12,9 +13,10 @@ from normjax.diagnostics import autopsy_record, log, verdict
 from normjax.diagnostics.autopsy_record import ReplayCheck
 from normjax.diagnostics.evidence import Series, gather
 from normjax.errors import UserError
-from normjax.runs import runlog, runner
+from normjax.runs import files, runner
 from normjax.runs.experiment import Options
 from normjax.runs.grid import Arm, ExperimentConfig, Question
+from normjax.runs.run_folder import RunFolder, lines_of
 from normjax.training.trained import TrainedRun
 
 STEPS, PATIENCE, RATE = 24, 3, 1000.0
@@ -52,14 +54,14 @@ def workdir(tmp_path_factory):
 
 
 def run_of(workdir, rate):
-    plan = runlog.read_object(workdir / "grid.json")
+    plan = files.read_sealed(workdir / "grid.json")
     (entry,) = [run for run in plan["runs"] if run["learning_rate"] == rate]
     return workdir / "runs" / entry["id"]
 
 
 def test_a_grid_replays_what_diverged(workdir):
     folder = run_of(workdir, RATE)
-    bad = runlog.read_object(folder / "status.json")["diverged_at"] - 1
+    bad = RunFolder(folder).value("diverged_at") - 1
     found, series = autopsy_record.read(folder)
     assert found.bad_step == bad > 0
     assert found.reproduced, found.checks
@@ -89,7 +91,7 @@ def test_a_replay_from_a_checkpoint_finds_the_same(workdir, tmp_path):
     assert (found.first, found.last) == (bad - 2, bad + 1)
     assert 0 < found.start <= bad - 2 and found.reproduced
     assert "the checkpoint of step" in found.sentence
-    again = gather(log.read_diagnostics(folder, autopsy_record.DIAGNOSTICS_FILE))
+    again = gather(log.samples(lines_of((folder / autopsy_record.DIAGNOSTICS_FILE).read_bytes())))
     # The run trained beside another one, by a program whose last bits differ from those of a run
     # alone: a replay from its start has taken up as many of those as it took steps.
     tolerance = 10 * float(np.finfo(np.float32).eps) * bad
@@ -125,7 +127,7 @@ def test_what_cannot_be_replayed_is_one_line(workdir, tmp_path):
         replay.autopsy(run_of(workdir, RATE), most_replayed=1)
     bare = tmp_path / "bare"
     shutil.copytree(run_of(workdir, RATE), bare, ignore=shutil.ignore_patterns("checkpoint*"))
-    with pytest.raises(UserError, match="has no checkpoint"):
+    with pytest.raises(UserError, match="has no whole checkpoint"):
         replay.autopsy(bare)
 
 
@@ -142,11 +144,12 @@ def trained(workdir, tmp_path, fault, steps=3):
     player = replay._Replay(run, 2)  # a checkpoint, which needs no compiling
     params = fault(jax.tree.map(np.array, player.state.params))
     player.state = player.state._replace(params=params)
+    samples = []
     for step in range(steps):
-        log.append_diagnostics(tmp_path, step, player.measure())
+        samples.append((step, player.measure()))
         player.advance(1)
-    for name in ("config.json", "status.json"):
-        shutil.copy(run.folder / name, tmp_path / name)
+    found = RunFolder(run.folder)
+    run_folders.write(tmp_path, record=found.record, samples=samples, state=found.state)
     return verdict.judge_run(tmp_path)
 
 
@@ -227,6 +230,6 @@ def test_a_warmup_is_no_movement():
 
 def test_an_autopsy_reads_back(tmp_path):
     found = autopsy_record.examine(dense(), 25, 0, [ReplayCheck("bad step", False, "another")])
-    autopsy_record.write(tmp_path, found)
+    autopsy_record.write(tmp_path, found, [])
     again, series = autopsy_record.read(tmp_path)
     assert again == found and series == {} and not again.reproduced

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 from normjax.errors import UserError
-from normjax.training.checkpoints import KEPT, Checkpoints
+from normjax.runs import files
+from normjax.runs.run_folder import RunFolder, RunWriter
+from normjax.training import checkpoints as module
+from normjax.training.checkpoints import KEPT, Checkpoints, SavedStates
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,12 +57,18 @@ def assert_same(a, b):
 
 
 def saved(folder, *steps):
-    """Save the given steps and close, as a process that ends does."""
-    checkpoints = Checkpoints(folder)
+    """Save the given steps, as a process of its own would."""
+    run = RunWriter(folder)
+    if run.manifest is None:
+        run.begin({"train": {"steps": 99}}, "0" * 64, {}, 0, False)
+    checkpoints = Checkpoints(run)
     for step in steps:
         checkpoints.save(step, tree(step))
-    checkpoints.close()
     return folder
+
+
+def states(folder):
+    return SavedStates(RunFolder(folder))
 
 
 @pytest.fixture(scope="module")
@@ -74,68 +83,73 @@ def run_dir(template, tmp_path):
 
 
 def newest(folder):
-    """Return the newest step that can be restored, restored."""
-    checkpoints = Checkpoints(folder)
-    steps = checkpoints.verified_steps()
-    restored = checkpoints.restore(steps[-1], tree(0))
-    checkpoints.close()
-    assert_same(restored, tree(steps[-1]))
-    return steps
+    """Return the steps that can be restored; the newest is restored and compared."""
+    found = states(folder)
+    assert_same(found.restore(found.steps[-1], tree(0)), tree(found.steps[-1]))
+    return found.steps
 
 
 # --- round trip -----------------------------------------------------------------------------------
 
 
 def test_every_bit_comes_back(run_dir):
-    checkpoints = Checkpoints(run_dir)
-    assert checkpoints.verified_steps() == [10, 20]
+    found = states(run_dir)
+    assert found.steps == [10, 20] and found.damaged == {}
     for step in (20, 10):
-        assert_same(checkpoints.restore(step, tree(0)), tree(step))
-    checkpoints.close()
-
-
-def test_the_saving_process_reads_what_it_saved(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.verified_steps() == []
-    checkpoints.save(0, tree(0))
-    assert checkpoints.verified_steps() == [0]
-    assert_same(checkpoints.restore(0, tree(3)), tree(0))
-    checkpoints.close()
+        assert_same(found.restore(step, tree(0)), tree(step))
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path):
-    assert Checkpoints(tmp_path).verified_steps() == []
-    assert Checkpoints(tmp_path / "missing").verified_steps() == []
+    assert states(tmp_path).steps == states(tmp_path / "missing").steps == []
 
 
 def test_the_last_ones_are_kept(tmp_path):
-    saved(tmp_path, 1, 2, 3, 10, 9)
-    assert Checkpoints(tmp_path).verified_steps() == [9, 10]
+    saved(tmp_path, 1, 2, 3, 9, 10)
+    assert states(tmp_path).steps == [9, 10]
     assert len([p for p in (tmp_path / "checkpoints").iterdir() if p.is_dir()]) == KEPT == 2
-    assert {p.name for p in (tmp_path / "checkpoint_hashes").iterdir()} == {"9.json", "10.json"}
 
 
-def test_a_step_older_than_what_is_there_is_kept_when_it_is_saved(run_dir):
-    """A run that went back further than another member saves steps that are not the newest."""
-    checkpoints = Checkpoints(run_dir)
-    checkpoints.save(5, tree(5))
-    assert 5 in checkpoints.verified_steps()
-    assert_same(checkpoints.restore(5, tree(0)), tree(5))
-    checkpoints.close()
+@pytest.mark.parametrize("kept", [0, 1])
+def test_none_is_dropped_before_its_successor_is_proven(run_dir, monkeypatch, kept):
+    """Also with one checkpoint kept: an unreadable successor leaves the older one."""
+    checkpoints = Checkpoints(RunWriter(run_dir), kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_read", lambda folder, names: {k: np.zeros(1) for k in names})
+        with pytest.raises(OSError, match="read back differs"):
+            checkpoints.save(30, tree(30))
+    assert newest(run_dir) == [10, 20]
+    Checkpoints(RunWriter(run_dir), kept).save(30, tree(30))
+    assert newest(run_dir) == ([10, 20, 30] if kept == 0 else [30])
 
 
 def test_saving_a_step_twice_leaves_the_first(run_dir):
-    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in run_dir.rglob("*") if p.is_file()}
-    checkpoints = Checkpoints(run_dir)
-    checkpoints.save(20, tree(20))
-    checkpoints.close()
-    after = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in run_dir.rglob("*") if p.is_file()}
-    assert before == after
+    def look():
+        return {p: (p.read_bytes(), p.stat().st_mtime_ns)
+                for p in (run_dir / "checkpoints").rglob("*") if p.is_file()}  # fmt: skip
+
+    before = look()
+    saved(run_dir, 20)
+    assert before == look()
 
 
 def test_going_on_after_a_restart(run_dir):
     saved(run_dir, 30)
     assert newest(run_dir) == [20, 30]
+
+
+def test_the_cost_does_not_grow_with_the_number_kept(tmp_path, monkeypatch):
+    """A save reads and writes its own files and the manifest, whatever else is kept."""
+    calls = []
+    digest = files.digest
+    monkeypatch.setattr(files, "digest", lambda path: calls.append(path) or digest(path))
+    run = RunWriter(tmp_path)
+    run.begin({"train": {"steps": 99}}, "0" * 64, {}, 0, False)
+    checkpoints = Checkpoints(run, 0)
+    for step in range(1, 8):
+        calls.clear()
+        checkpoints.save(step, tree(step))
+        assert calls and all(checkpoints.folder(step) in path.parents for path in calls)
+    assert len(checkpoints.steps) == 7
 
 
 # --- foreign states -------------------------------------------------------------------------------
@@ -167,12 +181,11 @@ FOREIGN = {
 @pytest.mark.parametrize("case", FOREIGN)
 def test_another_state_is_refused_in_one_line(run_dir, case):
     change, leaf, words = FOREIGN[case]
-    checkpoints = Checkpoints(run_dir)
+    checkpoints = states(run_dir)
     with pytest.raises(UserError, match=f"{leaf}.*{words}|{words}.*{leaf}") as caught:
         checkpoints.restore(20, change(tree(0)))
     assert "\n" not in str(caught.value) and str(run_dir) in str(caught.value)
     assert_same(checkpoints.restore(20, tree(0)), tree(20))
-    checkpoints.close()
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -194,17 +207,13 @@ def _flip(path, position):
 
 
 def _assert_falls_back(run_dir, damaged):
-    checkpoints = Checkpoints(run_dir)
-    with pytest.warns(UserWarning, match="damaged.*going back") as caught:
-        assert checkpoints.verified_steps() == [10]
-    assert len(caught) == 1 and damaged in str(caught[0].message)
-    assert_same(checkpoints.restore(10, tree(0)), tree(10))
-    # It is set aside, not deleted, and does not warn again; the step can be saved anew.
-    assert list((run_dir / "quarantine").iterdir())
-    assert checkpoints.verified_steps() == [10]
-    checkpoints.save(20, tree(20))
-    checkpoints.close()
+    found = states(run_dir)
+    assert found.steps == [10] and damaged in found.damaged[20]
+    assert_same(found.restore(10, tree(0)), tree(10))
+    assert not (run_dir / "quarantine").exists()  # a reader moves nothing
+    saved(run_dir, 20)
     assert newest(run_dir) == [10, 20]
+    assert list((run_dir / "quarantine").iterdir())  # set aside, not deleted
 
 
 @pytest.mark.parametrize("kind", ["flipped bits", "truncated", "zeroed", "empty", "deleted"])
@@ -223,17 +232,15 @@ def test_damage_to_any_file_is_detected(template, tmp_path, kind):
                 whole = path.read_bytes()
                 _flip(path, position)
                 copy = Path(shutil.copytree(run_dir, tmp_path / f"{number}-{position}"))
-                with pytest.warns(UserWarning, match="damaged"):
-                    assert Checkpoints(copy).verified_steps() == [10], (name, position)
+                assert states(copy).steps == [10], (name, position)
                 path.write_bytes(whole)
             continue
         else:
             new = {"truncated": size - 1, "zeroed": size, "empty": 0}[kind]
             data = path.read_bytes()[:new]
             path.write_bytes(bytes(new) if kind == "zeroed" else data)
-        with pytest.warns(UserWarning, match="damaged") as caught:
-            assert Checkpoints(run_dir).verified_steps() == [10], name
-        assert name in str(caught[0].message)
+        found = states(run_dir)
+        assert found.steps == [10] and found.damaged == {20: name}
 
 
 def test_after_damage_the_run_goes_on_from_the_one_before(run_dir, template):
@@ -243,74 +250,38 @@ def test_after_damage_the_run_goes_on_from_the_one_before(run_dir, template):
 
 
 def test_a_file_too_many_is_damage(run_dir):
-    (run_dir / "checkpoints/20/default/stray").write_text("x")
+    (run_dir / "checkpoints/20/stray").write_text("x")
     _assert_falls_back(run_dir, "stray")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b'{"a',
-        b"[]",
-        b"null",
-        b"3",
-        b"{}",
-        b"\xff\xfe\x00",
-        b'{"_METADATA": 3}',
-        bytes(300),
-    ],
-)
-def test_damaged_hashes_are_damage(run_dir, content):
-    (run_dir / "checkpoint_hashes/20.json").write_bytes(content)
-    _assert_falls_back(run_dir, "20")
+def test_checkpoints_of_two_runs_that_are_swapped_are_damage(template, tmp_path):
+    runs = [Path(shutil.copytree(template, tmp_path / name)) for name in "ab"]
+    saved(runs[1], 30)  # its own files, of other names
+    for run, other in (runs, runs[::-1]):
+        shutil.move(run / "checkpoints/20", tmp_path / f"{other.name}-20")
+    for run in runs:
+        shutil.move(tmp_path / f"{run.name}-20", run / "checkpoints/20")
+    # Both were copies of one folder, so these are the same bits; with others they are not.
+    assert [newest(run) for run in runs] == [[10, 20], [20, 30]]
+    shutil.rmtree(runs[0] / "checkpoints/20")
+    shutil.copytree(runs[1] / "checkpoints/30", runs[0] / "checkpoints/20")
+    assert newest(runs[0]) == [10]
+    shutil.copytree(runs[1] / "checkpoints/30", runs[0] / "checkpoints/99")
+    assert newest(runs[0]) == [10]  # what the manifest does not name is not there
 
 
-def test_a_flipped_bit_in_the_hashes_is_damage(template, tmp_path):
-    size = (template / "checkpoint_hashes/20.json").stat().st_size
-    for position in range(0, size, size // 12):
-        run_dir = Path(shutil.copytree(template, tmp_path / str(position)))
-        _flip(run_dir / "checkpoint_hashes/20.json", position)
-        checkpoints = Checkpoints(run_dir)
-        try:
-            with pytest.warns(UserWarning, match="damaged"):
-                assert checkpoints.verified_steps() == [10]
-        except pytest.fail.Exception:  # a bit in white space between the hashes means nothing
-            assert checkpoints.verified_steps() == [10, 20]
-            assert_same(checkpoints.restore(20, tree(0)), tree(20))
-        checkpoints.close()
+def test_a_damaged_older_one_does_not_stop_a_save(run_dir):
+    _flip(_files(run_dir / "checkpoints/10")[-1], 3)
+    saved(run_dir, 30)
+    assert newest(run_dir) == [20, 30]
+    assert [p.name for p in (run_dir / "quarantine").iterdir()] == ["10-0"]
 
 
-def test_a_checkpoint_without_hashes_does_not_count(run_dir):
-    """A kill between the save and its hashes."""
-    (run_dir / "checkpoint_hashes/20.json").unlink()
-    assert newest(run_dir) == [10]
-    saved(run_dir, 20)
-    assert newest(run_dir) == [10, 20]
-
-
-def test_hashes_without_a_checkpoint_do_not_count(run_dir):
-    """A kill between the removal of an old checkpoint and that of its hashes."""
-    shutil.rmtree(run_dir / "checkpoints/10")
-    assert newest(run_dir) == [20]
-
-
-def test_nothing_starts_afresh_in_silence_where_all_are_damaged(run_dir):
+def test_where_all_are_damaged_there_is_none(run_dir):
     for step in (10, 20):
         _flip(_files(run_dir / "checkpoints" / str(step))[-1], 3)
-    with pytest.raises(UserError) as caught:
-        Checkpoints(run_dir).verified_steps()
-    message = str(caught.value)
-    assert str(run_dir) in message and "damaged" in message and "delete" in message
-    assert "\n" not in message
-
-
-def test_damage_to_the_only_one_is_an_error_too(tmp_path):
-    saved(tmp_path, 5)
-    _flip(_files(tmp_path / "checkpoints/5")[-1], 3)
-    with pytest.raises(UserError, match="damaged"):
-        Checkpoints(tmp_path).verified_steps()
+    found = states(run_dir)
+    assert found.steps == [] and set(found.damaged) == {10, 20}
 
 
 # --- stray entries --------------------------------------------------------------------------------
@@ -345,17 +316,8 @@ def _plain_file(folder):
     (folder / "checkpoints/97").write_text("not a folder")
 
 
-def _stray_hashes(folder):
-    (folder / "checkpoint_hashes/notes.json").write_text("{}")
-
-
-def _torn_hashes(folder):
-    (folder / "checkpoint_hashes/.20.json.123").write_text("{")
-
-
 STRAYS = [
-    _empty_step, _unfinished, _temporary, _notes, _loop, _numbered_loop, _plain_file, _stray_hashes,
-    _torn_hashes,
+    _empty_step, _unfinished, _temporary, _notes, _loop, _numbered_loop, _plain_file,
 ]  # fmt: skip
 
 
@@ -379,7 +341,7 @@ def test_a_save_that_does_not_end_leaves_the_one_before_in_force(run_dir, monkey
     def die(*_, **__):
         raise Killed
 
-    checkpoints = Checkpoints(run_dir)
+    checkpoints = Checkpoints(RunWriter(run_dir))
     with monkeypatch.context() as patch:
         patch.setattr(os, name, die)
         with pytest.raises(Killed):
@@ -393,7 +355,7 @@ def test_a_full_disk_leaves_the_one_before_in_force(run_dir, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    checkpoints = Checkpoints(run_dir)
+    checkpoints = Checkpoints(RunWriter(run_dir))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises((OSError, UserError), match="No space"):
@@ -410,6 +372,7 @@ import os, shutil, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_checkpoints as t
+from normjax.runs.run_folder import RunWriter
 from normjax.training.checkpoints import Checkpoints
 
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime",
@@ -433,7 +396,7 @@ def save_and_die(run, k):
 
     sys.addaudithook(hook)
     armed.append(True)
-    Checkpoints(run).save(30, t.tree(30))
+    Checkpoints(RunWriter(run)).save(30, t.tree(30))
     os._exit(0)
 
 

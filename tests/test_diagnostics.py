@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import run_folders
 
 from normjax import configs
 from normjax.data import corpora
@@ -18,12 +19,13 @@ from normjax.diagnostics.any_model import profile, tap
 from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
 from normjax.layers import DIAGNOSTICS, SHIFTS
-from normjax.runs import grid, runlog
+from normjax.runs import grid
 from normjax.runs.cohort_run import CohortRun
 from normjax.runs.experiment import StopRequest
 from normjax.runs.progress import Progress, TimeLeft
+from normjax.runs.run_folder import RunFolder, run_folder
 from normjax.training import train
-from normjax.training.checkpoints import Checkpoints
+from normjax.training.checkpoints import SavedStates
 from normjax.training.cohorts import Cohort
 from normjax.training.train import Hyper, TrainConfig
 from normjax.training.trained import TrainedRun
@@ -59,8 +61,9 @@ def test_every_float32_and_every_non_finite_number_comes_back(tmp_path):
     rng = np.random.default_rng(0)
     array = rng.standard_normal((3, 2)).astype(np.float32) * np.float32(1e-20)
     array[0], array[1, 1] = (np.nan, np.inf), -np.inf
-    log.append_diagnostics(tmp_path, 0, {"a/x": array, "b/y": np.float32(1) / np.float32(3)})
-    log.append_diagnostics(tmp_path, 8, {"a/x": array[::-1], "c/z": np.float64(0.1)})
+    samples = [(0, {"a/x": array, "b/y": np.float32(1) / np.float32(3)}),
+               (8, {"a/x": array[::-1], "c/z": np.float64(0.1)})]  # fmt: skip
+    run_folders.write(tmp_path, samples=samples)
     text = (tmp_path / "diagnostics.jsonl").read_text()
     refuse = lambda word: pytest.fail(f"not strict JSON: {word}")  # noqa: E731
     first = json.loads(text.splitlines()[0], parse_constant=refuse)
@@ -76,12 +79,15 @@ def test_every_float32_and_every_non_finite_number_comes_back(tmp_path):
 
 def test_torn_repeated_and_foreign_lines(tmp_path):
     assert log.read_diagnostics(tmp_path) == []
-    for step, value in ((0, 1.0), (4, 2.0), (0, 3.0)):
-        log.append_diagnostics(tmp_path, step, {"a/x": value})
+    samples = [(step, {"a/x": value}) for step, value in ((0, 1.0), (4, 2.0), (0, 3.0))]
+    run = run_folders.write(tmp_path, samples=samples)
+    for foreign in ({"step": 5, "values": {"a/x": ["what"]}}, {"step": 6}):
+        run.append(log.FILE, foreign)
+    run.commit()
     with open(tmp_path / "diagnostics.jsonl", "a") as file:
-        file.write('{"step": 5, "values": {"a/x": ["what"]}}\n{"step": 6}\n{"step": 7, "val')
+        file.write('{"step": 7, "val')
     assert [(s, float(v["a/x"])) for s, v in log.read_diagnostics(tmp_path)] == [(0, 3.0), (4, 2.0)]
-    log.append_diagnostics(tmp_path, 8, {"a/x": 4.0})
+    run_folders.write(tmp_path, samples=[(8, {"a/x": 4.0})])
     assert [s for s, _ in log.read_diagnostics(tmp_path)] == [0, 4, 8]
 
 
@@ -166,17 +172,17 @@ def test_a_run_with_diagnostics_is_the_run_without(tmp_path, own_folders):
         with Progress([plan.name], False) as progress:
             run = CohortRun(plan, corpus, tmp_path / diagnostics, progress, TimeLeft(1.0), 1.0, {})
             assert run.carry_on(StopRequest())
-        runs[diagnostics] = [runlog.run_folder(tmp_path / diagnostics, r.id) for r in plan.runs]
+        runs[diagnostics] = [run_folder(tmp_path / diagnostics, r.id) for r in plan.runs]
     for off, on in zip(runs["off"], runs["on"], strict=True):
         assert off.name == on.name
         states = []
         for folder in (off, on):
             like = jax.eval_shape(TrainedRun(folder)._initial)
-            states.append(Checkpoints(folder).restore(10, like))
+            states.append(SavedStates(RunFolder(folder)).restore(10, like))
         for x, y in zip(*map(jax.tree.leaves, states), strict=True):
             np.testing.assert_array_equal(x, y)
         measured = [
-            [{k: v for k, v in line.items() if "time" not in k} for line in runlog.read_metrics(f)]
+            [{k: v for k, v in line.items() if "time" not in k} for line in RunFolder(f).metrics()]
             for f in (off, on)
         ]
         assert measured[0] == measured[1]

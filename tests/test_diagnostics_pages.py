@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 import report_workdirs
+import run_folders
 from report_workdirs import read_csv
 
 from normjax.diagnostics import autopsy_record, definitions, evidence, log, self_test, verdict
@@ -19,7 +21,8 @@ from normjax.reporting import (
     palette,
     report,
 )
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import RunFolder
 
 L, H = 3, 2
 STEPS = (0, 5, 50, 200, 599)
@@ -48,26 +51,27 @@ def made(folder, seeds=2):
         for name in ("full", "no-norm", "post-norm")
     ]
     runs = [report_workdirs.planned(c["name"], seed) for c in arms for seed in range(seeds)]
-    runlog.write_json(folder / "grid.json", report_workdirs.plan(arms, runs))
+    files.write_sealed(folder / "grid.json", report_workdirs.plan(arms, runs))
     rng = np.random.default_rng(0)
     for run in runs:
         sick = run["arm"] == "no-norm" and run["seed"] == 0
         fate = {"state": "diverged", "stop": 250} if sick else {}
         report_workdirs.train(folder, run, report_workdirs.ABLATION[run["arm"]][3], **fate)
         path = folder / "runs" / run["id"]
+        samples = []
         for step in STEPS:
             found = values(rng, step, 10.0 if sick else 1.0)
             if sick and step >= 200:
                 found["attention/logit_max"][1, 1] = 5e4
                 found["residual/rms_after"][2] = np.nan
-            log.append_diagnostics(path, step, found)
+            samples.append((step, found))
+        run_folders.write(path, samples=samples)
         if sick:
             dense = [(step, values(rng, step)) for step in range(220, 252)]
             for step, each in dense:
                 each["attention/logit_max"][1, 1] *= 10.0 ** max(0, step - 240)
-                log.append_diagnostics(path, step, each, autopsy_record.DIAGNOSTICS_FILE)
             checks = [ReplayCheck("bad step", True, "its first bad step is 249")]
-            autopsy_record.write(path, autopsy_record.examine(dense, 249, 200, checks))
+            autopsy_record.write(path, autopsy_record.examine(dense, 249, 200, checks), dense)
     return folder
 
 
@@ -163,7 +167,7 @@ def test_the_instrument_reports_its_own_faults(workdir, tmp_path):
     path = next(p for p in (tmp_path / "runs").iterdir() if p.name.startswith("post-norm"))
     found = values(np.random.default_rng(1), 50)
     found["instrument/radial_defect"][2, 1] = 1e-3
-    log.append_diagnostics(path, 50, found)
+    run_folders.write(path, samples=[(50, found)])
     report.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert page.index("A fault of the instrument") < page.index('aria-label="The answer"')
@@ -198,9 +202,9 @@ def test_no_diagnostics_no_section(tmp_path):
 
 def test_bands_of_the_plan_are_used(tmp_path):
     folder = made(tmp_path, seeds=1)
-    plan = runlog.read_object(folder / "grid.json")
+    plan = files.read_sealed(folder / "grid.json")
     plan["config"]["verdict"] = {"bands": ["residual/token_similarity::0.001"]}
-    runlog.write_json(folder / "grid.json", plan)
+    files.write_sealed(folder / "grid.json", plan)
     diagnostics = diagnostics_data.load(loading.load(folder))
     first = diagnostics.verdicts["full-s0-0.003"].first
     assert (first.diagnostic, first.step, first.limit) == ("residual/token_similarity", 0, 0.001)
@@ -224,12 +228,11 @@ def test_damaged_and_missing_files_cost_no_page(tmp_path):
 def test_sublayers_of_another_number_stand_side_by_side(tmp_path):
     folder = made(tmp_path, seeds=1)
     path = folder / "runs" / "post-norm-s0-0.003"
-    (path / log.FILE).unlink()
-    config = runlog.read_object(path / "config.json")
+    config = RunFolder(path).record
     config["model"]["attention"] = "none"
-    runlog.write_json(path / "config.json", config)
-    for step in (0, 7):
-        log.append_diagnostics(path, step, {"residual/rms_after": np.full((5, 1), 2.0)})
+    shutil.rmtree(path)
+    samples = [(step, {"residual/rms_after": np.full((5, 1), 2.0)}) for step in (0, 7)]
+    run_folders.write(path, record=config, samples=samples, state="done")
     results = loading.load(folder)
     diagnostics = diagnostics_data.load(results)
     (variant,) = [v for v in results.variants if v.arm.name == "post-norm"]

@@ -75,7 +75,7 @@ def results(workdir):
 
 
 def states(workdir):
-    return [json.loads(p.read_text())["state"] for p in workdir.glob("runs/*/status.json")]
+    return [json.loads(p.read_text())["state"] for p in workdir.glob("runs/*/manifest.json")]
 
 
 def python(source, **options):
@@ -339,12 +339,13 @@ def test_a_signal_while_compiling_is_one_line_and_one_while_training_saves(world
     long = ("--config.train.steps=20000", "--config.train.evaluate_every=5")
     workdir = world.folder / "stopped"
     process = world.start("stopped", *long)
-    while process.poll() is None and not list(workdir.glob("runs/*/environment.json")):
+    while process.poll() is None and not list(workdir.glob("runs/*/manifest.json")):
         time.sleep(0.005)
     process.send_signal(signal.SIGUSR2)
     code, _, err = end(process)
     assert code == signals.INTERRUPTED and "Traceback" not in err
-    assert "interrupted by SIGUSR2" in err.splitlines()[-1] and not states(workdir)
+    assert "interrupted by SIGUSR2" in err.splitlines()[-1]
+    assert states(workdir) == ["running"] and not list(workdir.glob("runs/*/checkpoints/*"))
 
     process = world.start("stopped", *long)
     while process.poll() is None and not (
@@ -356,7 +357,7 @@ def test_a_signal_while_compiling_is_one_line_and_one_while_training_saves(world
     code, _, err = end(process)
     assert code == signals.STOPPED and states(workdir) == ["interrupted"]
     assert "stopped by SIGUSR1; go on with: " in err.splitlines()[-1]
-    assert list(workdir.glob("runs/*/checkpoint_hashes/*.json"))
+    assert list(workdir.glob("runs/*/checkpoints/[0-9]*"))
 
     # Before it trains again there is nothing new to save, and all of the old is.
     process = world.start("stopped", *long)
@@ -545,7 +546,7 @@ def test_what_the_end_needs_is_tried_and_nothing_stays(tmp_path):
     [
         (drawing, "render", ValueError("no such backend")),
         (preflight.Checkpoints, "save", OSError(errno.ENOSPC, "No space left")),
-        (preflight.Checkpoints, "verified_steps", UserError("damaged")),
+        (preflight.SavedStates, "restore", UserError("damaged")),
     ],
 )
 def test_what_fails_at_the_end_fails_at_the_start(tmp_path, monkeypatch, what, name, error):
@@ -559,7 +560,7 @@ def test_what_fails_at_the_end_fails_at_the_start(tmp_path, monkeypatch, what, n
 
 
 def test_a_checkpoint_that_reads_back_otherwise_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight.Checkpoints, "restore", lambda *_: {"tried": jax.numpy.ones(4)})
+    monkeypatch.setattr(preflight.SavedStates, "restore", lambda *_: {"tried": jax.numpy.ones(4)})
     with pytest.raises(UserError, match="not what is read back"):
         preflight.check(tmp_path)
 

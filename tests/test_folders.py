@@ -16,12 +16,12 @@ import pytest
 import report_workdirs
 from corpus_texts import VERSE, error, write
 
-from normjax import configs
-from normjax.data import corpora, regular_files, text_files
+from normjax import configs, regular_files
+from normjax.data import corpora, text_files
 from normjax.data.corpora import DataConfig
 from normjax.errors import UserError
 from normjax.reporting import report
-from normjax.runs import estimates
+from normjax.runs import estimates, files
 from normjax.runs.grid import ExperimentConfig
 
 pytestmark = pytest.mark.usefixtures("own_folders", "no_wait")
@@ -192,8 +192,8 @@ def test_the_account_is_shown_before_a_run_and_on_its_page(tmp_path):
     assert "    left out: 1 with another ending (1,320 bytes; <b>.py; read by " in shown
     workdir = report_workdirs.ablation(tmp_path / "work", seeds=1)
     without = report.write(workdir).read_text()
-    plan = json.loads((workdir / "grid.json").read_text())
-    (workdir / "grid.json").write_text(json.dumps(plan | {"corpus": corpus.record()}))
+    plan = files.read_sealed(workdir / "grid.json")
+    files.write_sealed(workdir / "grid.json", plan | {"corpus": corpus.record()})
     page = report.write(workdir).read_text()
     assert "Files of the corpus" in page and "Files of the corpus" not in without
     assert "1 left out: 1 with another ending (1,320 bytes; &lt;b&gt;.py; read by" in page
@@ -343,10 +343,10 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
     for name, words in (
-        ("pipe", "neither a file nor a folder but a pipe"),
-        ("socket", "neither a file nor a folder but a socket"),
-        ("zero", "neither a file nor a folder but a device"),
-        ("/dev/zero", "neither a file nor a folder but a device"),
+        ("pipe", "is a pipe, not a file"),
+        ("socket", "is a socket, not a file"),
+        ("zero", "is a device, not a file"),
+        ("/dev/zero", "is a device, not a file"),
         ("loop", "cannot be read (Too many levels of symbolic links)"),
     ):
         assert words in error(corpus=name)

@@ -1,6 +1,7 @@
 """The experiment on mechanisms: the rule, its evidence, the page, and a small run of it all."""
 
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -29,7 +30,7 @@ from normjax.data.tasks.corpus import TaskCorpus
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError
 from normjax.reporting.results import DIVERGED, FINISHED, UNFINISHED
-from normjax.runs import rescoring, runlog
+from normjax.runs import files, rescoring
 from normjax.runs.experiment import Options
 from tests import mechanisms_workdirs as made
 from tests.pages import Page
@@ -271,9 +272,9 @@ def test_a_loss_below_its_floor_stands_at_the_top(tmp_path):
 def test_two_evaluations_that_disagree_are_reported(tmp_path):
     made.workdir(tmp_path, {"copy": {"full": 0.001}})
     path = tmp_path / "copy" / "sampling.json"
-    sampled = runlog.read_json(path)
+    sampled = files.read_json(path)
     next(iter(sampled["runs"].values()))["loss"] += 0.01
-    runlog.write_json(path, sampled)
+    files.write_json(path, sampled)
     alarms = answers.alarms(mechanisms_data.read_mechanisms(tmp_path))
     assert len(alarms) == 1 and "+0.01000 nats off" in alarms[0]
 
@@ -281,7 +282,7 @@ def test_two_evaluations_that_disagree_are_reported(tmp_path):
 def test_missing_runs_and_tasks_are_said(tmp_path):
     made.workdir(tmp_path, {"copy": {"full": 0.001}}, planned_only=("parity",))
     run = sorted((tmp_path / "copy" / "runs").iterdir())[0]
-    (run / "status.json").unlink()
+    shutil.rmtree(run)
     said = answers.warnings(mechanisms_data.read_mechanisms(tmp_path))
     assert said[0] == "Not begun yet: parity."
     assert "not counted: 1 of full" in said[1]

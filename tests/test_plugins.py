@@ -17,6 +17,7 @@ from normjax.data.tasks import floors, table
 from normjax.errors import UserError
 from normjax.runs import grid
 from normjax.runs.grid import Arm, ExperimentConfig
+from normjax.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 TASK = """
@@ -264,7 +265,7 @@ def test_a_strangers_experiment_on_a_strangers_text_runs():
     assert plan["corpus"]["name"] == "lines"
     assert {"--plugins=mine.py", "--experiment=lab/own.py"} <= set(shlex.split(plan["command"]))
     for folder in (work / "runs").iterdir():
-        assert json.loads((folder / "environment.json").read_text())["plugins"] == plan["plugins"]
+        assert RunFolder(folder).environment["plugins"] == plan["plugins"]
     assert (work / "report.html").exists()
 
 

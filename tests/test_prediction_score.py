@@ -18,7 +18,7 @@ from normjax.predictions.prediction import Candidate, Expected
 from normjax.reporting import loading, prediction, prediction_words, rank_correlation, report
 from normjax.reporting.prediction import Item, Pairs
 from normjax.reporting.rank_correlation import kendall, spearman
-from normjax.runs import runlog
+from normjax.runs import files
 
 EPS = np.finfo(float).eps
 TIED = ([1, 2, 2, 4, 5, 5, 5], [3, 1, 4, 1, 5, 9, 2], [math.inf, 2, 1, math.inf, 0, 3, 7])
@@ -188,8 +188,8 @@ def predict(workdir: Path, text: str, candidates: list[Candidate]) -> Path:
     stated = parsing.parse(text, "--predict=x", candidates)
     kept = record.settle(workdir / "before", "--predict=x", stated, "G")
     (workdir / "before" / record.FILE).rename(workdir / record.FILE)
-    plan = runlog.read_json(workdir / "grid.json") | {"identity": "G", "prediction": kept}
-    runlog.write_json(workdir / "grid.json", plan)
+    plan = files.read_sealed(workdir / "grid.json") | {"identity": "G", "prediction": kept}
+    files.write_sealed(workdir / "grid.json", plan)
     return workdir
 
 
@@ -288,9 +288,9 @@ def test_over_depth_variants_or_series_are_ranked(tmp_path):
     assert set(by_name["post"].losses) == {1, 2}  # seed 0 diverged at one depth
     assert any(text.startswith("Some runs of post diverged") for text in said)
     (workdir / record.FILE).unlink()
-    plan = runlog.read_json(workdir / "grid.json")
+    plan = files.read_sealed(workdir / "grid.json")
     plan.pop("prediction")
-    runlog.write_json(workdir / "grid.json", plan)
+    files.write_sealed(workdir / "grid.json", plan)
     assert prediction.judge(loading.load(workdir)) is None
     assert "Predicted" not in report.headline(workdir)
 
@@ -298,7 +298,7 @@ def test_over_depth_variants_or_series_are_ranked(tmp_path):
 def test_nothing_finished_yet_is_said(tmp_path):
     arms = [report_workdirs.arm(n, n, "", {}) for n in ("full", "no-mlp")]
     runs = [report_workdirs.planned(n, 0) for n in ("full", "no-mlp")]
-    runlog.write_json(tmp_path / "grid.json", report_workdirs.plan(arms, runs))
+    files.write_sealed(tmp_path / "grid.json", report_workdirs.plan(arms, runs))
     predict(tmp_path, "full\nno-mlp", ABLATION)
     report.write(tmp_path)
     assert "nothing to score yet" in (tmp_path / "report.html").read_text(encoding="utf-8")

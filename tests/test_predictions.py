@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import run_folders
 
 from experiments import ablation
 from normjax.errors import UserError
 from normjax.predictions import asking, given, parsing, record
 from normjax.predictions.prediction import LOSSES, RANKING, Candidate, from_json, to_json
 from normjax.reporting import report
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import FORMAT
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("full", "no-attention", "no-mlp", "post-norm")
@@ -242,18 +244,17 @@ OTHER = read("author: me\nno-mlp\nfull\nno-attention")
 def settle(workdir, prediction=MINE, grid="G"):
     """Store, and write grid.json as the runner does."""
     kept = record.settle(workdir, "--predict=x", prediction, grid)
-    plan = {"format": runlog.FORMAT, "identity": grid, **({"prediction": kept} if kept else {})}
-    runlog.write_json(workdir / "grid.json", plan)
+    plan = {"format": FORMAT, "identity": grid, **({"prediction": kept} if kept else {})}
+    files.write_sealed(workdir / "grid.json", plan)
     return record.read_stored(workdir, plan)
 
 
 def step(workdir, number, kind="metrics"):
     folder = workdir / "runs" / "full-s0"
-    folder.mkdir(parents=True, exist_ok=True)
     if kind == "metrics":
-        runlog.append_metrics(folder, {"step": number, "validation/loss": 2.0})
+        run_folders.write(folder, [{"step": number, "validation/loss": 2.0}])
     elif kind == "status":
-        runlog.write_json(folder / "status.json", {"state": "running", "step": number})
+        run_folders.write(folder, step=number)
     else:
         (folder / kind / str(number)).mkdir(parents=True)
 
@@ -310,7 +311,7 @@ def edit(workdir, **changes):
 
 
 def loaded(workdir):
-    return record.read_stored(workdir, runlog.read_object(workdir / "grid.json"))
+    return record.read_stored(workdir, files.read_sealed(workdir / "grid.json"))
 
 
 def test_every_changed_field_is_noticed(tmp_path):
@@ -391,7 +392,7 @@ def test_the_command_line_stores_trains_and_scores(tmp_path):
     assert f"Predicted by me: rank correlation {value} (Spearman" in done.stdout
     assert right or "Most wrong: " in done.stdout
     work = tmp_path / "work"
-    plan = runlog.read_json(work / "grid.json")
+    plan = files.read_sealed(work / "grid.json")
     stored = record.read_stored(work, plan)
     assert stored.problem == "" and "--predict=mine.txt" in plan["command"]
     assert "Predicted and measured" in (work / "report.html").read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import report_workdirs
+import run_folders
 from report_workdirs import read_csv
 from scipy import stats
 
 from normjax.errors import UserError
 from normjax.reporting import palette, report
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import RunFolder
 from tests.pages import Page
 
 FULL = {f"{name}-s{seed}-0.003" for name in report_workdirs.ABLATION for seed in range(3)}
@@ -59,7 +60,7 @@ def test_results_hold_every_run_and_evaluation(troubled):
     rows = read_csv(troubled / "results.csv")
     assert {row["run"] for row in rows} == FULL
     for run in FULL:
-        lines = runlog.read_metrics(troubled / "runs" / run)
+        lines = RunFolder(troubled / "runs" / run).metrics()
         assert sum(row["run"] == run for row in rows) == max(1, len(lines))
     states = {row["run"]: row["state"] for row in rows}
     assert states["post-norm-s2-0.003"] == "missing"
@@ -70,7 +71,7 @@ def test_results_hold_every_run_and_evaluation(troubled):
 
 def test_numbers_survive_the_csv_exactly(finished):
     rows = [r for r in read_csv(finished / "results.csv") if r["run"] == "full-s1-0.003"]
-    lines = runlog.read_metrics(finished / "runs" / "full-s1-0.003")
+    lines = RunFolder(finished / "runs" / "full-s1-0.003").metrics()
     for row, line in zip(rows, lines, strict=True):
         assert float(row["validation_loss"]) == line["validation/loss"]
         assert row["validation_loss"] == repr(line["validation/loss"])
@@ -91,12 +92,12 @@ def test_same_folder_gives_the_same_bytes(troubled, tmp_path):
 def test_only_time_columns_differ_between_equal_runs(finished, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    for path in copy.glob("runs/*/metrics.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            line["time/wall_s"] *= 1.7
-            line["time/tokens_per_s"] = 12345.0
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for path in copy.glob("runs/*"):
+        slower = {"time/tokens_per_s": 12345.0}
+        run_folders.write(path, [
+            line | slower | {"time/wall_s": line["time/wall_s"] * 1.7}
+            for line in RunFolder(path).metrics()
+        ])  # fmt: skip
     report.write(copy)
     first, second = read_csv(finished / "results.csv"), read_csv(copy / "results.csv")
     columns = list(first[0])
@@ -111,7 +112,7 @@ def test_only_time_columns_differ_between_equal_runs(finished, tmp_path):
 def test_summary_agrees_with_scipy(finished):
     def losses(arm: str) -> np.ndarray:
         folders = [finished / "runs" / f"{arm}-s{seed}-0.003" for seed in range(3)]
-        return np.array([runlog.read_metrics(f)[-1]["validation/loss"] for f in folders])
+        return np.array([RunFolder(f).metrics()[-1]["validation/loss"] for f in folders])
 
     rows = {row["arm"]: row for row in read_csv(finished / "summary.csv")}
     assert list(rows) == list(report_workdirs.ABLATION)
@@ -140,7 +141,7 @@ def test_divergence_is_counted_and_never_averaged(troubled):
     assert int(lost["rank"]) == max(int(row["rank"]) for row in rows.values()) == 7
     assert (partial["finished"], partial["diverged"], partial["pairs"]) == ("2", "1", "2")
     survivors = [
-        runlog.read_metrics(troubled / "runs" / f"no-norm-s{seed}-0.003")[-1]["validation/loss"]
+        RunFolder(troubled / "runs" / f"no-norm-s{seed}-0.003").metrics()[-1]["validation/loss"]
         for seed in (0, 2)
     ]
     assert float(partial["validation_loss"]) == pytest.approx(np.mean(survivors), rel=1e-14)
@@ -150,10 +151,8 @@ def test_divergence_is_counted_and_never_averaged(troubled):
 
 def test_run_without_a_finite_last_loss_counts_as_diverged(tmp_path):
     workdir = report_workdirs.ablation(tmp_path, seeds=2)
-    path = workdir / "runs" / "no-mlp-s0-0.003" / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[-1]["validation/loss"] = None
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = workdir / "runs" / "no-mlp-s0-0.003"
+    run_folders.write(path, [RunFolder(path).metrics()[-1] | {"validation/loss": None}])
     report.write(workdir)
     row = next(r for r in read_csv(workdir / "summary.csv") if r["arm"] == "no-mlp")
     assert (row["finished"], row["diverged"]) == ("1", "1")
@@ -161,20 +160,23 @@ def test_run_without_a_finite_last_loss_counts_as_diverged(tmp_path):
 
 def test_torn_and_repeated_lines(tmp_path):
     workdir = report_workdirs.ablation(tmp_path, seeds=1)
-    path = workdir / "runs" / "full-s0-0.003" / "metrics.jsonl"
-    before = runlog.read_metrics(path.parent)
-    again = {**before[-1], "validation/loss": 1.25}
-    path.write_text(path.read_text() + json.dumps(again) + "\n" + '{"step": 650, "valid')
+    path = workdir / "runs" / "full-s0-0.003"
+    before = RunFolder(path).metrics()
+    run_folders.write(path, [{**before[-1], "validation/loss": 1.25}])
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 650, "valid')
     report.write(workdir)
     rows = [r for r in read_csv(workdir / "results.csv") if r["run"] == "full-s0-0.003"]
     assert len(rows) == len(before) and rows[-1]["validation_loss"] == "1.25"
 
 
-def test_damaged_status_does_not_drop_a_run(tmp_path):
+def test_a_damaged_manifest_does_not_drop_a_run(tmp_path):
     workdir = report_workdirs.ablation(tmp_path, seeds=1)
-    (workdir / "runs" / "no-mlp-s0-0.003" / "status.json").write_text('{"state": "do')
+    for name in ("manifest.json", "manifest.before.json"):
+        (workdir / "runs" / "no-mlp-s0-0.003" / name).write_text('{"state": "do')
     page = _page(workdir)
-    assert "no-mlp seed 0: interrupted at step 600 of 600" in page.text
+    assert "no-mlp seed 0: not readable" in page.text
+    assert "1 run folder is not as sealed (no-mlp-s0-0.003: manifest.json: " in page.text
     row = next(r for r in read_csv(workdir / "summary.csv") if r["arm"] == "no-mlp")
     assert (row["runs"], row["finished"], row["diverged"]) == ("1", "0", "0")
 
@@ -236,13 +238,15 @@ def test_text_from_files_is_escaped(tmp_path):
     plan["corpus"]["name"] = plan["corpus"]["description"] = evil
     plan["evaluation"]["description"] = evil
     plan["config"] = {"model": {**plan["config"]["model"], "norm": evil}, evil: evil}
-    runlog.write_json(tmp_path / "grid.json", plan)
+    files.write_sealed(tmp_path / "grid.json", plan)
     report_workdirs.train(tmp_path, runs[0], 1.9)
     report_workdirs.train(tmp_path, runs[2], 2.1)
     report_workdirs.train(tmp_path, runs[3], 2.1, state="diverged", stop=300)
-    status = runlog.read_json(tmp_path / "runs/run3/status.json") | {"reason": evil}
-    runlog.write_json(tmp_path / "runs/run3/status.json", status)
-    runlog.write_json(tmp_path / "runs/run3/environment.json", {evil: evil, "cpu": evil})
+    own = {evil: evil, "cpu": evil}
+    run_folders.write(
+        tmp_path / "runs/run3", record=report_workdirs.CONFIG, environment=own, reason=evil,
+        state="diverged",
+    )  # fmt: skip
     page = _page(tmp_path)
     assert "script" not in page.tags
     assert "<b>bold</b>" in page.text
@@ -282,7 +286,7 @@ def test_several_rates_give_a_row_each(tmp_path):
 def test_nothing_started_yet(tmp_path):
     arms = [report_workdirs.arm("full", "full", "", {}), report_workdirs.arm("b", "b", "", {})]
     runs = [report_workdirs.planned("full", 0)]
-    runlog.write_json(tmp_path / "grid.json", report_workdirs.plan(arms, runs))
+    files.write_sealed(tmp_path / "grid.json", report_workdirs.plan(arms, runs))
     page = _page(tmp_path)
     assert "1 of 1 runs has not finished" in page.text
     assert "No run was planned for b" in page.text
@@ -313,7 +317,7 @@ def test_unusable_plan_is_one_clear_line(tmp_path, content):
 
 def test_run_of_an_unknown_cell_is_refused(tmp_path):
     plan = report_workdirs.plan([], [report_workdirs.planned("ghost", 0)])
-    runlog.write_json(tmp_path / "grid.json", plan)
+    files.write_sealed(tmp_path / "grid.json", plan)
     with pytest.raises(UserError, match="ghost"):
         report.write(tmp_path)
 

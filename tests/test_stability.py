@@ -1,11 +1,11 @@
 """The map of learning rates: outcomes, sensitivity, early predictors, the page, the command."""
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import run_folders
 from scipy.stats import spearmanr
 
 from experiments.stability import data as stability_data
@@ -84,16 +84,13 @@ def planted(tmp_path):
     trials = []
     for i in range(24):
         folder = tmp_path / f"run{i}"
-        folder.mkdir()
         loss = 2.0 + 0.02 * i if i < 22 else math.inf
         rows = [
-            {"step": 0, "values": {"residual/rms_after": [[1.0, 2.0], [1.0, 3.0 + i]],
-                                   "loss/value": float(rng.normal())}},
-            {"step": 1, "values": {"loss/value": 5.0 - 0.1 * i}},
-            {"step": 50, "values": {"loss/value": 1.0 * i}},
+            (0, {"residual/rms_after": [[1.0, 2.0], [1.0, 3.0 + i]],
+                 "loss/value": float(rng.normal())}),
+            (1, {"loss/value": 5.0 - 0.1 * i}), (50, {"loss/value": 1.0 * i}),
         ]  # fmt: skip
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "diagnostics.jsonl").write_text(lines)
+        run_folders.write(folder, samples=rows)
         trials.append(trial("pre", 2 + i % 2, 0, RATES[i % 3], i // 3, loss, folder))
     return grid(trials)
 

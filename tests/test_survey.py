@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import run_folders as folders
 
 from experiments.spectrum import data as survey_data
 from experiments.spectrum import experiment
@@ -19,6 +20,7 @@ from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.views import token_jacobians
 from normjax.runs.experiment import Options
+from normjax.runs.run_folder import RunFolder
 from normjax.training.trained import TrainedRun, run_folders
 
 EPS = np.finfo(np.float64).eps
@@ -218,9 +220,9 @@ def test_a_run_whose_text_is_gone_has_its_tokens_from_the_cache(workdir, tmp_pat
     folder, *_ = workdir
     run = tmp_path / "run"
     shutil.copytree(run_folders(folder / "work" / "training")[0], run)
-    record = json.loads((run / "config.json").read_text())
+    record = RunFolder(run).record
     record["data"] |= {"corpus": "moved/text.txt", "cache_dir": str(tmp_path / "theirs")}
-    (run / "config.json").write_text(json.dumps(record))
+    folders.write(run, record=record)
     monkeypatch.setenv("NORMJAX_CACHE", str(tmp_path / "empty"))
     with pytest.raises(UserError, match="no such file or folder.*its tokens are not in the cache"):
         _ = TrainedRun(run).corpus
@@ -299,8 +301,8 @@ def test_a_folder_that_is_no_run(tmp_path, workdir):
     opened = TrainedRun(run_folders(folder / "work" / "training")[0])
     with pytest.raises(UserError, match="step=7: must be one of 0, 1, 2"):
         opened.params(7)
-    (tmp_path / "config.json").write_text('{"arm": 3}')
-    with pytest.raises(UserError, match="config.json is not one of this version"):
+    folders.write(tmp_path, record={"arm": 3})
+    with pytest.raises(UserError, match="its manifest is not one of this version"):
         TrainedRun(tmp_path)
 
 

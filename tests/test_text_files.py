@@ -72,7 +72,7 @@ def test_a_folder_without_texts(tmp_path):
 
 def test_what_is_neither_file_nor_folder(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert "neither a file nor a folder" in error(corpus=str(tmp_path / "pipe"))
+    assert "is a pipe, not a file" in error(corpus=str(tmp_path / "pipe"))
 
 
 def test_an_unreadable_file(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+import run_folders
 
 from normjax import configs
 from normjax.diagnostics import bands, definitions, log, verdict
@@ -14,8 +15,9 @@ from normjax.diagnostics.bands import VerdictConfig
 from normjax.diagnostics.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SPIKE
 from normjax.diagnostics.evidence import Evidence, gather
 from normjax.errors import UserError
-from normjax.runs import grid, runlog
+from normjax.runs import grid
 from normjax.runs.grid import Arm, ExperimentConfig
+from normjax.runs.run_folder import RunWriter
 
 L, S, H = 4, 2, 3
 STEPS = (0, 1, 3, 10, 30, 100, 300, 999)
@@ -208,15 +210,12 @@ def test_an_infinite_update_ratio_says_that_a_parameter_is_zero():
 
 def folder(path, samples=(), state="done", losses=(), **status):
     """A run folder with diagnostics, metrics and a status."""
-    path.mkdir(parents=True, exist_ok=True)
-    for step, values in samples:
-        log.append_diagnostics(path, step, values)
-    for step, loss, norm, skipped in losses:
-        line = {"step": step, "train/loss": loss, "validation/loss": loss, "gradient/norm": norm}
-        runlog.append_metrics(path, {**line, "update/skipped": skipped})
-    runlog.write_json(path / "status.json", {"state": state, **status})
+    lines = [
+        {"step": step, "train/loss": loss, "validation/loss": loss, "gradient/norm": norm,
+         "update/skipped": skipped} for step, loss, norm, skipped in losses
+    ]  # fmt: skip
     config = {"model": {"attention": "softmax", "mlp": "gelu"}, "train": {"warmup_steps": 2}}
-    runlog.write_json(path / "config.json", config)
+    run_folders.write(path, lines, record=config, samples=samples, state=state, **status)
     return path
 
 
@@ -277,24 +276,26 @@ def test_damaged_lines_are_passed_over(tmp_path):
     samples = plant(healthy(), "attention/entropy_share", (3, 1), 0.002, 30)
     path = folder(tmp_path, samples)
     expected = verdict.judge_run(path)
-    lines = (path / log.FILE).read_text().splitlines()
-    ragged = '{"step": 2, "values": {"residual/rms_after": [[1.0, 2.0], [3.0]]}}'
-    other = '{"step": 5, "values": {"residual/rms_after": [1.0, 2.0], "of/the_future": 3}}'
-    text = "\n".join(
-        ["nonsense", ragged, *lines[:4], "{}", other, *lines[4:], '{"step": 2000, "va']
-    )
-    (path / log.FILE).write_text(text)
+    foreign = ({"step": 2, "values": {"residual/rms_after": [[1.0, 2.0], [3.0]]}},
+               {"step": 5, "values": {"residual/rms_after": [1.0, 2.0], "of/the_future": 3}},
+               {"step": 7})  # fmt: skip
+    run = RunWriter(path)
+    for line in foreign:
+        run.append(log.FILE, line)
+    run.commit()
+    with open(path / log.FILE, "a") as file:
+        file.write('nonsense\n{"step": 2000, "va')
     assert verdict.judge_run(path) == expected
-    (path / "status.json").write_text("{")
-    (path / "config.json").write_text("[]")
+    content = bytearray((path / log.FILE).read_bytes())
+    content[len(content) - 60] ^= 1  # in a line of no value: the others still count
+    (path / log.FILE).write_bytes(content)
     assert verdict.judge_run(path).events == expected.events
 
 
 def test_a_sublayer_axis_of_one(tmp_path):
     samples = [(s, {"residual/token_similarity": np.full((3, 1), 0.999)}) for s in (0, 1)]
     path = folder(tmp_path, samples)
-    config = {"model": {"attention": "none", "mlp": "gelu"}}
-    runlog.write_json(path / "config.json", config)
+    run_folders.write(path, record={"model": {"attention": "none", "mlp": "gelu"}})
     first = verdict.judge_run(path).first
     assert (first.layer, first.sublayer, first.places) == (1, "mlp", 3)
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import run_folders
 
 import normjax
+from normjax.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 MINE, QUESTION = re.findall(r"```python\n(.*?)```", (ROOT / "BUILD.md").read_text(), re.DOTALL)
@@ -117,10 +119,10 @@ def test_theory_says_that_it_knows_no_law(mine):
 def test_a_folder_that_holds_another_row_is_refused_field_by_field(walked):
     """A finished run is reused only if what it was agrees with what is asked."""
     folder, _, again = walked
-    path = next((folder / "out" / "runs").glob("keel-s0-*/config.json"))
-    record = json.loads(path.read_text())
+    path = next((folder / "out" / "runs").glob("keel-s0-*"))
+    record = RunFolder(path).record
     record["model"]["rows"]["placement"]["attention"]["keep"] = 0.5
-    path.write_text(json.dumps(record))
+    run_folders.write(path, record=record, state="done")
     done = again()
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]

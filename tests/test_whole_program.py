@@ -22,6 +22,9 @@ import time
 from pathlib import Path
 
 import pytest
+import run_folders
+
+from normjax.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 # What a printed command starts with: the short name only where it is this interpreter.
@@ -120,7 +123,8 @@ def metrics(workdir):
 
 
 def statuses(workdir):
-    return {p.parent.name: json.loads(p.read_text()) for p in workdir.glob("runs/*/status.json")}
+    """Return {run: its manifest}."""
+    return {p.name: RunFolder(p).manifest for p in workdir.glob("runs/*")}
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +241,7 @@ def test_a_stop_is_prompt_saves_and_names_the_command(stopped):
     assert set(states.values()) == {"interrupted"} and len(states) == len(SEEDS)
     for status in statuses(workdir).values():
         assert 8 <= status["step"] < STEPS
-        saved = Path(workdir, "runs").glob("*/checkpoint_hashes/*.json")
-        assert str(status["step"]) in {path.stem for path in saved}
+        assert str(status["step"]) in status["checkpoints"]
 
 
 def test_the_named_command_finishes_with_the_same_numbers(world, stopped, again, reference):
@@ -247,17 +250,20 @@ def test_the_named_command_finishes_with_the_same_numbers(world, stopped, again,
     assert str(stopped[0]) in command
     command = command.replace(str(stopped[0]), str(again))
     # Another environment on record, as after an update: said, not refused.
-    for path in again.glob("runs/full-s0-*/environment.json"):
-        record = json.loads(path.read_text())
+    for path in again.glob("runs/full-s0-*"):
+        record = RunFolder(path).environment
         record["versions"]["jax"] = "0.0.1"
-        path.write_text(json.dumps(record))
+        run_folders.write(path, record=RunFolder(path).record, environment=record, steps=STEPS)
     out = subprocess.run(
         command, shell=True, cwd=ROOT, env=world.environment, capture_output=True, text=True
     )
     assert out.returncode == 0, out.stderr
     assert_equal(again, reference)
     assert "resumed at step" in out.stderr
-    assert "resumed in another environment" in out.stderr and "jax 0.0.1 -> " in out.stderr
+    assert "under other conditions" in out.stderr and 'versions.jax: "0.0.1" -> ' in out.stderr
+    assert "1 of 4 went on under other conditions" in re.sub(
+        r"<[^>]+>", "", (again / "report.html").read_text()
+    ).replace("runs of", "of").replace("run of", "of")
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_numbers_are_the_same(world, again, reference):
@@ -275,7 +281,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_numbers_are_the_same(world, a
 
 
 def test_where_all_are_damaged_nothing_starts_in_silence(world, again):
-    for path in again.glob("runs/full-s0-*/checkpoints/*/default/manifest.ocdbt"):
+    for path in again.glob("runs/full-s0-*/checkpoints/*/manifest.ocdbt"):
         path.write_bytes(b"")
     before = {name: value for name, value in files(again / "runs").items() if "metrics" in name}
     code, _, err = world.run("again")
@@ -287,7 +293,7 @@ def test_where_all_are_damaged_nothing_starts_in_silence(world, again):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]"])
-@pytest.mark.parametrize("name", ["status.json", "config.json", "environment.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl"])
 def test_a_damaged_record_of_a_run_is_no_traceback(world, again, reference, name, content):
     """Either the run is taken up again, with the same numbers, or one line says what to do."""
     for path in again.glob(f"runs/full-s0-*/{name}"):

@@ -26,7 +26,7 @@ from normjax.errors import UserError
 from normjax.reporting import explanations, loading, palette
 from normjax.reporting.palette import Look
 from normjax.reporting.results import Results, RunResult, finite
-from normjax.runs import runlog
+from normjax.runs import files
 
 FORMAT = 1
 AGREEMENT = 1e-4
@@ -186,7 +186,7 @@ def read_mechanisms(folder: Path) -> Mechanisms:
     Raises:
         UserError: there is no usable plan.
     """
-    record = runlog.read_object(Path(folder) / "mechanisms.json")
+    record = files.read_object(Path(folder) / "mechanisms.json")
     if record is None or record.get("format") != FORMAT:
         raise UserError(
             f"workdir={folder}: holds no mechanisms.json of format {FORMAT}; pass the workdir of"
@@ -207,7 +207,7 @@ def _task(folder: Path, name: str, floors: dict[str, Any], rule: Rule) -> Task:
     record = results.plan.get("task")
     if not isinstance(record, dict):
         raise UserError(f"workdir={folder}: its plan is of no task; delete it and start again")
-    sampled = (runlog.read_object(folder / "sampling.json") or {}).get("runs", {})
+    sampled = (files.read_object(folder / "sampling.json") or {}).get("runs", {})
     return Task(name, record, results, floors, rule, sampled)
 
 

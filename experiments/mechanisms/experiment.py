@@ -49,7 +49,7 @@ from normjax.data.tasks.corpus import PREFIX, TaskCorpus
 from normjax.data.tasks.table import TASKS
 from normjax.decoder import DecoderConfig
 from normjax.errors import UserError
-from normjax.runs import grid, provenance, rescoring, runlog, runner
+from normjax.runs import files, grid, provenance, rescoring, runner
 from normjax.runs.experiment import Options, Outcome, check_workdir, working_in
 from normjax.runs.grid import ExperimentConfig, GridConfig, Question
 from normjax.training.train import TrainConfig
@@ -174,7 +174,7 @@ def run(config: MechanismsExperiment, preset: str, options: Options) -> Outcome 
             settings={name: configs.to_dict(plan) for name, plan in plans.items()},
             environment=provenance.environment(),
         )  # fmt: skip
-        runlog.write_json(workdir / "mechanisms.json", record)
+        files.write_json(workdir / "mechanisms.json", record)
         for name, plan in plans.items():
             inner = dataclasses.replace(options, workdir=workdir / name)
             print(f"task {name}", flush=True)

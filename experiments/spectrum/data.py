@@ -11,7 +11,7 @@ import numpy as np
 from normjax.errors import UserError
 from normjax.reporting import palette
 from normjax.reporting.palette import Look
-from normjax.runs import runlog
+from normjax.runs import files
 
 FORMAT = 1
 GAINS = ("rr", "rt", "tr", "tt", "cosine")
@@ -118,7 +118,7 @@ def read_survey(workdir: Path) -> Survey:
     Raises:
       UserError: one is missing or damaged, or of another format.
     """
-    record = runlog.read_object(workdir / "survey.json")
+    record = files.read_object(workdir / "survey.json")
     if record is None or record.get("format") != FORMAT:
         raise UserError(
             f"workdir={workdir}: holds no survey.json of format {FORMAT}; run it again:"

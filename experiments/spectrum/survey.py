@@ -19,9 +19,8 @@ from experiments.spectrum.measured import Measured, measure
 from experiments.spectrum.predicted import Overlay, overlay, scales
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
-from normjax.reporting import tables
 from normjax.reporting.wording import counted
-from normjax.runs import runlog
+from normjax.runs import files
 
 FORMAT = 1
 
@@ -109,8 +108,8 @@ def survey(
         say(f"{condition.label}: {counted(parts.config.depth, 'block')} measured")
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **cast(dict[str, Any], arrays))
-    tables.write_bytes(folder / "spectra.npz", buffer.getvalue())
-    runlog.write_json(folder / "survey.json", {"format": FORMAT, **record, "conditions": entries})
+    files.write_bytes(folder / "spectra.npz", buffer.getvalue())
+    files.write_json(folder / "survey.json", {"format": FORMAT, **record, "conditions": entries})
 
 
 def _arrays(found: Measured) -> dict[str, np.ndarray]:

@@ -20,7 +20,8 @@ from normjax.reporting import explanations, loading, palette, rank_correlation, 
 from normjax.reporting.palette import Look
 from normjax.reporting.results import DIVERGED, UNFINISHED, Results, RunResult
 from normjax.reporting.statistics import Estimate
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import run_folder
 
 ARMS = PRE, POST, BARE, NO_RESIDUAL = "pre", "post", "none", "no-residual"
 """The arms that the answers speak of: placements of the table, and the first without residual."""
@@ -216,7 +217,7 @@ def read_stability(workdir: Path) -> Stability:
 
 def _trial(results: Results, run: RunResult, place: Place, unigram: float | None) -> Trial:
     start = run.evaluations[0].get("validation/loss") if run.evaluations else None
-    folder = runlog.run_folder(results.workdir, run.id)
+    folder = run_folder(results.workdir, run.id)
     loss: float | None = run.final_loss
     if run.outcome == DIVERGED:
         outcome, loss = DIVERGES, math.inf
@@ -224,7 +225,7 @@ def _trial(results: Results, run: RunResult, place: Place, unigram: float | None
         outcome, loss = OPEN, None
     else:
         outcome = IS_STUCK if unigram is not None and loss > unigram - STUCK else TRAINS
-    verdict = runlog.read_object(folder / "verdict.json") or {}
+    verdict = files.read_object(folder / "verdict.json") or {}
     return Trial(place, run.rates.learning_rate, run.seed, outcome, loss, start, folder, verdict)
 
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from normjax.data import regular_files
+from normjax import regular_files
 
 _said: set[str] = set()
 

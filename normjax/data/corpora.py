@@ -21,13 +21,13 @@ import numpy as np
 from normjax import configs
 from normjax.data import cache_folder, plays, text_files, tfds_text, token_cache
 from normjax.data.accounts import Account
-from normjax.data.regular_files import printable
 from normjax.data.tasks import corpus as task_corpus
 from normjax.data.tasks.corpus import TaskCorpus
 from normjax.data.vocabulary import VOCABULARIES, Vocabulary
 from normjax.data.windows import batches, evaluation_windows
 from normjax.errors import UserError
 from normjax.registry import Registry
+from normjax.regular_files import printable
 
 MAX_WINDOW = 2**20
 
@@ -246,7 +246,7 @@ def open_by_fingerprint(config: DataConfig, fingerprint: object) -> AnyCorpus:
     if not (isinstance(fingerprint, str) and re.fullmatch(r"[0-9a-f]{64}", fingerprint)):
         raise UserError(
             f"data.fingerprint={str(fingerprint)[:80]!r}: must be 64 digits of hex, as in"
-            " config.json; train it anew"
+            " its manifest; train it anew"
         )
     config = dataclasses.replace(config, cache_dir="")
     _check(config)

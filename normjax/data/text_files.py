@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from normjax.data import regular_files
+from normjax import regular_files
 from normjax.data.accounts import Account
-from normjax.data.regular_files import Unread, printable
 from normjax.errors import UserError, suggest
+from normjax.regular_files import Unread, printable
 
 SUFFIXES = (".txt", ".md")
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")

@@ -18,9 +18,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from normjax.data import cache_folder, regular_files, scratch
-from normjax.data.regular_files import Unread
+from normjax import regular_files
+from normjax.data import cache_folder, scratch
 from normjax.data.vocabulary import VOCABULARIES, Vocabulary
+from normjax.regular_files import Unread
 
 FORMAT = 1  # of tokens and cache: raise it when the same text would give other tokens
 META_BYTES = 1 << 24  # of meta.json: a vocabulary of all characters takes 13 MB

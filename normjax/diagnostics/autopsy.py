@@ -10,8 +10,6 @@ same parameters before it, the same diagnostics where the run had measured some.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from normjax.diagnostics import autopsy_record, definitions, log
 from normjax.diagnostics.autopsy_record import Autopsy, ReplayCheck
 from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
-from normjax.runs import runlog
+from normjax.runs.run_folder import RunFolder
 from normjax.training import optimizer, train
 from normjax.training.train import Hyper, State, TrainConfig
 from normjax.training.trained import TrainedRun
@@ -63,12 +61,12 @@ def autopsy(
         steps than allowed.
     """
     folder = Path(run_folder).expanduser()
-    status = runlog.read_object(folder / "status.json") or {}
-    at = status.get("diverged_at")
-    if not isinstance(at, int) or at < 1:
+    found = RunFolder(folder)
+    at = found.value("diverged_at")
+    if at is None or at < 1:
         raise UserError(
-            f"run={run_folder}: did not diverge (state {status.get('state', 'missing')}); an"
-            " autopsy is for runs whose status.json has diverged_at"
+            f"run={run_folder}: did not diverge (state {found.state}); an autopsy is for runs whose"
+            " manifest.json has diverged_at"
         )
     run, bad = TrainedRun(folder), at - 1  # diverged_at counts from 1, steps before which from 0
     first = max(0, bad - before)
@@ -87,7 +85,6 @@ def autopsy(
             replay.keep_params()
         samples.append((replay.step, replay.measure()))
         replay.advance(1)
-    _write_samples(folder, samples)
     checks = _checks(run, replay, samples, bad)
     schedule = optimizer.unit_schedule(
         run.train_config.steps, run.train_config.warmup_steps, run.train_config.final_fraction
@@ -95,17 +92,8 @@ def autopsy(
     rates = {step: float(np.asarray(schedule(step))) for step, _ in samples}
     names = definitions.sublayer_names(to_dict(run.model.config))
     result = autopsy_record.examine(samples, bad, start, checks, names, rates)
-    autopsy_record.write(folder, result)
+    autopsy_record.write(folder, result, samples)
     return result
-
-
-def _write_samples(folder: Path, samples: list[tuple[int, dict[str, np.ndarray]]]) -> None:
-    """Write the file whole: readers see the old one or the new one."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".autopsy") as temporary:
-        for step, values in samples:
-            log.append_diagnostics(Path(temporary), step, values, autopsy_record.DIAGNOSTICS_FILE)
-        name = autopsy_record.DIAGNOSTICS_FILE
-        os.replace(Path(temporary) / name, folder / name)
 
 
 @lru_cache(maxsize=2)

@@ -20,7 +20,8 @@ from normjax.diagnostics import bands, definitions, events, log, verdict
 from normjax.diagnostics.bands import Band
 from normjax.diagnostics.events import DRIFT, NON_FINITE, Event
 from normjax.diagnostics.evidence import Evidence, Series, gather
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import lines_of, text_of
 
 FILE, DIAGNOSTICS_FILE = "autopsy.json", "autopsy.jsonl"
 MOVED = 5.0
@@ -163,15 +164,19 @@ def leading(autopsy: Autopsy, count: int = 6) -> list[Event]:
     return list(first.values())[:count]
 
 
-def write(run_dir: Path, autopsy: Autopsy) -> None:
-    """Write ``autopsy.json``; the diagnostics beside it are written while replaying."""
-    runlog.write_json(run_dir / FILE, autopsy.record())
+def write(
+    run_dir: Path, autopsy: Autopsy, samples: Iterable[tuple[int, Mapping[str, Any]]]
+) -> None:
+    """Write what was measured while replaying to ``autopsy.jsonl``, then ``autopsy.json``."""
+    text = b"".join(text_of(log.line(step, values)) for step, values in samples)
+    files.write_bytes(run_dir / DIAGNOSTICS_FILE, text)
+    files.write_json(run_dir / FILE, autopsy.record())
 
 
 def read(run_dir: str | Path) -> tuple[Autopsy, dict[str, Series]] | None:
     """Return an autopsy and its dense diagnostics; None where there is none, or it is damaged."""
     folder = Path(run_dir)
-    record = runlog.read_object(folder / FILE)
+    record = files.read_object(folder / FILE)
     if record is None:
         return None
     try:
@@ -181,7 +186,8 @@ def read(run_dir: str | Path) -> tuple[Autopsy, dict[str, Series]] | None:
         autopsy = Autopsy(checks=checks, events=happened, **record)
     except (KeyError, TypeError):
         return None
-    return autopsy, gather(log.read_diagnostics(folder, DIAGNOSTICS_FILE))
+    lines = lines_of(files.read_bytes(folder / DIAGNOSTICS_FILE) or b"")
+    return autopsy, gather(log.samples(lines))
 
 
 # --- words ----------------------------------------------------------------------------------------

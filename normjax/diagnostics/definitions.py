@@ -197,7 +197,7 @@ def diagnostic(name: str) -> Diagnostic:
 
 
 def sublayer_names(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what the sublayer axis holds, from the "model" part of a run's config.json.
+    """Return what the sublayer axis holds, from the "model" part of a run's record.
 
     >>> sublayer_names({"attention": "softmax", "mlp": "none"})
     ('attention',)

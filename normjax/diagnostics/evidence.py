@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from normjax.diagnostics import definitions, log
-from normjax.runs import runlog
+from normjax.runs.run_folder import RunFolder
 
 METRICS = {"train/loss": "loss of the training batches", "validation/loss": "validation loss",
            "gradient/norm": "gradient norm"}  # fmt: skip
@@ -50,7 +50,7 @@ class Evidence:
       series: diagnostics by name.
       metrics: of metrics.jsonl by name: losses and gradient norm, NaN where they are null.
       skipped: (steps, skipped updates until then).
-      state: as in status.json; "missing" without one.
+      state: as in the manifest; "missing" without one, "damaged" where it cannot be used.
       diverged_at: first step of the streak that ended it, counted from 1, or None.
       sublayers: what the sub-layer axis holds.
       warmup: steps of warm-up.
@@ -89,29 +89,21 @@ def gather(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> dict[str,
 
 def read(run_dir: str | Path) -> Evidence:
     """Return the evidence in a run folder, which may be empty or absent."""
-    folder = Path(run_dir)
-    status, config = _object(folder / "status.json"), _object(folder / "config.json")
-    lines = runlog.read_metrics(folder)
-    model, training = (_dict(config.get(name)) for name in ("model", "train"))
-    at, warmup = status.get("diverged_at"), training.get("warmup_steps")
+    run = RunFolder(run_dir)
+    lines = run.metrics()
+    model, training = (_dict(run.record.get(name)) for name in ("model", "train"))
+    warmup = training.get("warmup_steps")
     return Evidence(
-        series=gather(log.read_diagnostics(folder)),
+        series=gather(log.read_diagnostics(run)),
         metrics={
             name: _metric(name, lines) for name in METRICS if any(name in line for line in lines)
         },
         skipped=_skipped(lines),
-        state=_state(folder, status, lines),
-        diverged_at=at if isinstance(at, int) else None,
+        state=_state(run, lines),
+        diverged_at=run.value("diverged_at"),
         sublayers=definitions.sublayer_names(model),
         warmup=warmup if isinstance(warmup, int) else 0,
     )
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        return runlog.read_object(path) or {}
-    except OSError:
-        return {}
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -137,10 +129,9 @@ def _skipped(lines: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([s for s, _ in kept], int), np.array([c for _, c in kept], int)
 
 
-def _state(folder: Path, status: Mapping[str, Any], lines: list[dict[str, Any]]) -> str:
+def _state(run: RunFolder, lines: list[dict[str, Any]]) -> str:
     """A run that came to its end without a finite loss counts as diverged."""
-    state = str(status.get("state") or ("interrupted" if lines else "missing"))
-    if state == "done" and lines and lines[-1]["step"] == status.get("steps"):
+    if run.state == "done" and lines and lines[-1]["step"] == run.value("steps"):
         last = _number(lines[-1].get("validation/loss"))
         return "done" if np.isfinite(last) else "diverged"
-    return state
+    return run.state

@@ -8,35 +8,35 @@ Arrays are nested lists, the layer axis first. Numbers that are not finite are t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from normjax.runs.runlog import append_line, read_lines
+from normjax.runs.run_folder import RunFolder
 
 FILE = "diagnostics.jsonl"
 
 
-def append_diagnostics(
-    run_dir: Path, step: int, values: Mapping[str, Any], file: str = FILE
-) -> None:
-    """Append the values measured before a step, {name: array or number}."""
-    lists = {name: _listed(np.asarray(value)) for name, value in values.items()}
-    append_line(run_dir / file, {"step": step, "values": lists})
+def line(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the line of what was measured before a step, {name: array or number}."""
+    return {"step": step, "values": {k: _listed(np.asarray(v)) for k, v in values.items()}}
 
 
-def read_diagnostics(
-    run_dir: str | Path, file: str = FILE
-) -> list[tuple[int, dict[str, np.ndarray]]]:
+def read_diagnostics(run: str | Path | RunFolder) -> list[tuple[int, dict[str, np.ndarray]]]:
     """Return [(step, {name: float64 array})] of a run, by step; empty where nothing was measured.
 
-    Torn and damaged lines are passed over; of a repeated step the last line counts: a resumed run
-    measures the steps since its checkpoint again and gets the same numbers.
+    Damaged lines are passed over; of a repeated step the last line counts: a resumed run measures
+    the steps since its checkpoint again and gets the same numbers.
     """
-    lines = read_lines(Path(run_dir) / file)
-    return [(line["step"], found) for line in lines if (found := _arrays(line.get("values")))]
+    folder = run if isinstance(run, RunFolder) else RunFolder(run)
+    return samples(folder.lines(FILE))
+
+
+def samples(lines: Iterable[Mapping[str, Any]]) -> list[tuple[int, dict[str, np.ndarray]]]:
+    """Return what lines of this kind hold."""
+    return [(row["step"], found) for row in lines if (found := _arrays(row.get("values")))]
 
 
 def _listed(array: np.ndarray) -> Any:

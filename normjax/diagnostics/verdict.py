@@ -2,7 +2,7 @@
 
     judge(evidence.read("out/runs/full-s0-1f2e3d4c")).sentence
 
-- **diverged**: the run ended so (``status.json``), or without a finite loss;
+- **diverged**: the run ended so (its manifest says so), or without a finite loss;
 - **unstable**: else, loss or gradient norm spiked, or something was not finite;
 - **drifting**: else, a diagnostic left its band and stayed out to the last measurement;
 - **well behaved**: else. One that left its band and came back is told, and changes no state;
@@ -22,7 +22,7 @@ from normjax.diagnostics import bands, definitions, events, evidence
 from normjax.diagnostics.bands import Band, VerdictConfig
 from normjax.diagnostics.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SPIKE, Event
 from normjax.diagnostics.evidence import METRICS, Evidence
-from normjax.runs import runlog
+from normjax.runs import files
 
 STATES = ("well behaved", "drifting", "unstable", "diverged", "unknown")
 FILE = "verdict.json"
@@ -99,9 +99,9 @@ def write(run_dir: Path, verdict: Verdict) -> None:
 
     A file that says the same already is left alone.
     """
-    record = runlog.strict(verdict.record())
-    if runlog.read_object(run_dir / FILE) != record:
-        runlog.write_json(run_dir / FILE, record)
+    record = files.strict(verdict.record())
+    if files.read_object(run_dir / FILE) != record:
+        files.write_json(run_dir / FILE, record)
 
 
 def _events(found: Evidence, config: VerdictConfig) -> list[Event]:

@@ -17,7 +17,8 @@ from typing import Any
 
 from normjax.errors import UserError
 from normjax.predictions.prediction import Prediction, from_json, to_json
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import RunFolder
 
 FORMAT = 1
 FILE = "prediction.json"
@@ -47,9 +48,8 @@ def steps_taken(workdir: Path) -> int:
     most = 0
     runs = workdir / "runs"
     for folder in runs.iterdir() if runs.is_dir() else ():
-        most = max([most, *(line["step"] for line in runlog.read_metrics(folder))])
-        step = (runlog.read_object(folder / "status.json") or {}).get("step")
-        most = max(most, step) if isinstance(step, int) else most
+        run = RunFolder(folder)
+        most = max([most, run.value("step") or 0, *(line["step"] for line in run.metrics())])
         for saved in (*folder.glob("checkpoints/*"), *folder.glob("quarantine/*")):
             number = saved.name.split(".")[0].split("-")[0]
             most = max(most, int(number)) if number.isdecimal() else most
@@ -126,7 +126,7 @@ def settle(
         "grid_sha256": grid,
     }
     record["sha256"] = digest(record)
-    runlog.write_json(path, record)
+    files.write_json(path, record)
     return {"sha256": record["sha256"]}
 
 
@@ -158,7 +158,7 @@ def read_stored(workdir: Path, plan: dict[str, Any]) -> Stored | None:
 
 
 def _registered(workdir: Path) -> str | None:
-    return _hash_of(runlog.read_object(workdir / "grid.json") or {})
+    return _hash_of(files.read_object(workdir / "grid.json") or {})
 
 
 def _hash_of(plan: dict[str, Any]) -> str | None:
@@ -167,7 +167,7 @@ def _hash_of(plan: dict[str, Any]) -> str | None:
 
 
 def _read(path: Path) -> Stored:
-    record = runlog.read_object(path)
+    record = files.read_object(path)
     if record is None:
         return Stored(None, {}, "was changed after it was stored: it cannot be read")
     if record.get("format") != FORMAT:

@@ -21,7 +21,7 @@ from normjax.reporting import tables
 from normjax.reporting.palette import Look
 from normjax.reporting.results import Results, RunResult, Variant
 from normjax.reporting.tables import Column, Table, dotted, stacked, tag
-from normjax.runs import runlog
+from normjax.runs.run_folder import run_folder
 
 CHOSEN = (
     "residual/rms_after", "gradient/stream_rms", "attention/logit_max", "attention/entropy_share",
@@ -93,7 +93,7 @@ def load(results: Results) -> Diagnostics:
     config = configs.from_dict(VerdictConfig(), settings) if known else VerdictConfig()
     found, verdicts, autopsies = {}, {}, {}
     for run in results.runs:
-        folder = runlog.run_folder(results.workdir, run.id)
+        folder = run_folder(results.workdir, run.id)
         if folder.is_dir():
             found[run.id] = evidence.read(folder)
             verdicts[run.id] = verdict.judge(found[run.id], config)
@@ -127,7 +127,7 @@ def short_title(name: str) -> str:
 def write(results: Results, diagnostics: Diagnostics) -> None:
     """Write ``verdicts.csv``, and ``verdict.json`` into each run's folder."""
     for run_id, each in diagnostics.verdicts.items():
-        verdict.write(runlog.run_folder(results.workdir, run_id), each)
+        verdict.write(run_folder(results.workdir, run_id), each)
     tables.write_text(
         results.workdir / "verdicts.csv", VERDICTS.csv(judged(results, diagnostics, {}))
     )

@@ -23,6 +23,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from normjax.reporting import tables
 from normjax.reporting.palette import GRID, INK, MUTED, PAPER, Look
+from normjax.runs import files
 
 WIDTH = 7.4
 """Width of every figure in inches: at this size its 9 point text is read on a page."""
@@ -86,8 +87,8 @@ def save(figure: Figure, folder: Path, description: str) -> str:
         render(figure.canvas, png, "png", {**words, "Software": "normjax"}, dpi=200)
         words |= {"Date": None, "Creator": "normjax"}
         render(figure.canvas, svg, "svg", words)
-    tables.write_bytes(folder / f"{figure.name}.png", png.getvalue())
-    tables.write_bytes(folder / f"{figure.name}.svg", svg.getvalue())
+    files.write_bytes(folder / f"{figure.name}.png", png.getvalue())
+    files.write_bytes(folder / f"{figure.name}.svg", svg.getvalue())
     tables.write_text(folder / f"{figure.name}.csv", tables.csv_text(figure.columns, figure.rows))
     return svg.getvalue().decode()
 

@@ -20,6 +20,7 @@ from normjax.reporting.wording import (
     Finding,
     capital,
     change,
+    counted,
     difference,
     listed,
     no_baseline,
@@ -31,6 +32,7 @@ from normjax.reporting.wording import (
     state_text,
     subject,
 )
+from normjax.runs import segments
 
 
 def warnings(results: Results) -> list[Finding]:
@@ -47,6 +49,22 @@ def _warnings(results: Results) -> Iterator[str]:
             f"This report is not complete: {len(left)} of {len(results.runs)} runs {verb} not "
             f"finished ({each}). Means cover finished runs only; starting the same command again "
             "does what is left."
+        )
+    torn = [run for run in results.runs if run.problems]
+    if torn:
+        each = shortened(f"{run.id}: {'; '.join(run.problems)}" for run in torn)
+        yield (
+            f"{counted(len(torn), 'run folder')} {'is' if len(torn) == 1 else 'are'} not as sealed"
+            f" ({each}). What is damaged is left out here; starting the same command again makes a"
+            " lost last evaluation anew from its checkpoint."
+        )
+    hybrid = {run.id: said for run in results.runs if (said := segments.said(run.segments))}
+    if hybrid:
+        each = shortened(f"{run}: {said}" for run, said in hybrid.items())
+        yield (
+            f"{counted(len(hybrid), 'run')} of {len(results.runs)} went on under other conditions"
+            " than they were started with ({each}). Last bits of their numbers may differ from"
+            " uninterrupted runs."
         )
     bare = [c.name for c in results.arms if all(run.arm != c.name for run in results.runs)]
     if bare:

@@ -10,7 +10,8 @@ from typing import Any
 from normjax.errors import UserError
 from normjax.reporting import statistics
 from normjax.reporting.results import RATES, PlannedArm, Rates, Results, RunResult, Variant, finite
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import FORMAT, RunFolder, run_folder
 
 
 def load(workdir: Path) -> Results:
@@ -47,7 +48,7 @@ def load(workdir: Path) -> Results:
 
 def _plan(workdir: Path) -> dict[str, Any]:
     try:
-        plan = runlog.read_json(workdir / "grid.json")
+        plan = files.read_sealed(workdir / "grid.json")
     except (ValueError, OSError) as error:
         raise UserError(
             f"workdir={workdir}: grid.json cannot be read ({error}); "
@@ -58,10 +59,10 @@ def _plan(workdir: Path) -> dict[str, Any]:
             f"workdir={workdir}: holds no grid.json, so there is nothing to report; "
             "pass the workdir of an experiment that was started"
         )
-    if plan.get("format") != runlog.FORMAT:
+    if plan.get("format") != FORMAT:
         raise UserError(
             f"workdir={workdir}: grid.json has format {plan.get('format')!r}, this version reads "
-            f"format {runlog.FORMAT}; make the report with the version that ran the experiment"
+            f"format {FORMAT}; make the report with the version that ran the experiment"
         )
     return plan
 
@@ -79,31 +80,27 @@ def _arm(entry: dict[str, Any]) -> PlannedArm:
     )  # fmt: skip
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a run folder; damage to one file must not cost the whole report."""
-    try:
-        return runlog.read_object(path) or {}
-    except OSError:
-        return {}
-
-
 def _run(workdir: Path, entry: dict[str, Any]) -> RunResult:
-    folder = runlog.run_folder(workdir, str(entry["id"]))
-    status = _object(folder / "status.json")
-    evaluations = tuple(runlog.read_metrics(folder))
-    at, time = finite(status.get("diverged_at")), status.get("time")
-    known = time if isinstance(time, dict) else {}
+    run = RunFolder(run_folder(workdir, entry["id"]), entry["id"])
+    problems, evaluations, time = _read(run)
     last = evaluations[-1]["step"] if evaluations else 0
     return RunResult(
-        id=str(entry["id"]), arm=str(entry["arm"]), seed=int(entry["seed"]),
+        id=run.path.name, arm=str(entry["arm"]), seed=int(entry["seed"]),
         rates=Rates(steps=int(entry["steps"]), **{name: float(entry[name]) for name in RATES}),
-        state=str(status.get("state") or ("interrupted" if evaluations else "missing")),
-        step=max(int(finite(status.get("step")) or 0), last),
-        diverged_at=None if at is None else int(at), reason=status.get("reason"),
+        state=run.state, step=max(run.value("step") or 0, last),
+        diverged_at=run.value("diverged_at"), reason=run.value("reason"),
         evaluations=evaluations,
-        time={k: v for k in _TIMES if (v := finite(known.get(k))) is not None},
-        environment=_object(folder / "environment.json"),
+        time={k: v for k in _TIMES if (v := finite(time.get(k))) is not None},
+        segments=tuple(run.segments), problems=problems,
     )  # fmt: skip
+
+
+def _read(run: RunFolder) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...], dict[str, Any]]:
+    """Damage to one file must not cost the whole report: it is said instead."""
+    try:
+        return tuple(run.problems()), tuple(run.metrics()), run.value("time") or {}
+    except UserError as error:
+        return (str(error),), (), {}
 
 
 _TIMES = ("compile_s", "train_s", "peak_memory_mb")

@@ -314,7 +314,7 @@ _TITLES = {"cpu": "CPU", "isa": "Instruction set", "xla_flags": "XLA flags", "ho
 
 def _machine(results: Results) -> Iterator[tuple[str, Markup]]:
     """Yield each field of the environments with its distinct values and how many runs had them."""
-    known = [run.environment for run in results.runs if run.environment]
+    known = [part["environment"] for run in results.runs for part in run.segments]
     extra = sorted({name for env in known for name in env} - set(_MACHINE))
     for name in (*_MACHINE, *extra):
         values = [pretty(env[name]) for env in known if name in env]

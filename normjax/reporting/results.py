@@ -46,7 +46,11 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A planned run with what its folder holds; ``state`` is "missing" without a folder."""
+    """A planned run with what its folder holds; ``state`` is "missing" without a folder.
+
+    ``segments`` say from which step on which configuration and environment made its numbers,
+    ``problems`` what in its folder is not what was sealed.
+    """
 
     id: str
     arm: str
@@ -58,7 +62,8 @@ class RunResult:
     reason: str | None
     evaluations: tuple[dict[str, Any], ...]
     time: dict[str, float]
-    environment: dict[str, Any]
+    segments: tuple[dict[str, Any], ...] = ()
+    problems: tuple[str, ...] = ()
 
     @cached_property
     def final_loss(self) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from markupsafe import Markup, escape
 
 from normjax.reporting import palette
 from normjax.reporting.statistics import Estimate
+from normjax.runs import files
 
 
 @dataclass(frozen=True)
@@ -176,19 +176,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def write_text(path: Path, content: str) -> Path:
     """Write a whole UTF-8 file atomically, creating its folder."""
-    return write_bytes(path, content.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> Path:
-    """Write a whole file atomically, creating its folder: readers see the old file or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return files.write_bytes(path, content.encode())
 
 
 def number(value: float | None, signed: bool = False, digits: int = 3) -> str:

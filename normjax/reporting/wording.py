@@ -85,6 +85,8 @@ def state_text(run: RunResult) -> str:
         return "diverged" if run.diverged_at is None else f"diverged at step {run.diverged_at}"
     if run.state == "missing":
         return "not started"
+    if run.state == "damaged":
+        return "not readable"
     if run.state == "done":
         return "done" if run.final_loss is not None else "done, but its last evaluation is missing"
     return f"{run.state} at step {run.step} of {run.rates.steps}"

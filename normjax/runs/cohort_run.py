@@ -6,10 +6,12 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from normjax import configs
@@ -17,13 +19,14 @@ from normjax.data.corpora import AnyCorpus
 from normjax.diagnostics import log, sampling
 from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
-from normjax.runs import grid, provenance, runlog
+from normjax.runs import grid, segments
 from normjax.runs.experiment import StopRequest
 from normjax.runs.grid import CohortPlan
 from normjax.runs.progress import Progress, TimeLeft
+from normjax.runs.run_folder import FINISHED, METRICS, RunFolder, RunWriter, run_folder
 from normjax.training import optimizer
-from normjax.training.checkpoints import Checkpoints
-from normjax.training.cohorts import Cohort
+from normjax.training.checkpoints import Checkpoints, SavedStates
+from normjax.training.cohorts import Cohort, devices_for
 
 CHUNK_SECONDS = 1.5  # how long the host may be away from signals and the display
 
@@ -44,76 +47,80 @@ def _padded(windows: np.ndarray, weights: np.ndarray, rows: int, size: int) -> W
     return WindowSet(tokens.reshape(rows, size, -1), kept.reshape(rows, size, -1), filled)
 
 
+class Member:
+    """One run of a cohort: its folder, its checkpoints, and the step that it stands at."""
+
+    def __init__(self, run: grid.Run, writer: RunWriter, kept: int):
+        self.run, self.writer = run, writer
+        self.checkpoints = Checkpoints(writer, kept)
+        self.step = max(self.checkpoints.steps, default=0)
+        self.carried: dict[str, Any] = {}  # of the evaluation at ``step``, by a shorter run
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do: it ended, and its last evaluation is on record."""
+        writer = self.writer
+        if writer.state not in FINISHED or writer.problems():
+            return False
+        return writer.state == "diverged" or writer.value("step") in _steps(writer)
+
+
+def _steps(run: RunFolder) -> list[int]:
+    return [line["step"] for line in run.metrics()]
+
+
 class CohortRun:
-    """One cohort from where its runs stand to their end."""
+    """One cohort from where its runs stand to their end.
+
+    Each run keeps its own step. Runs at equal steps train together; those behind catch up first.
+    """
 
     def __init__(
         self, plan: CohortPlan, corpus: AnyCorpus, workdir: Path, progress: Progress,
         left: TimeLeft, flops: float, environment: dict[str, Any],
     ):  # fmt: skip
-        self._name, self._planned = plan.name, len(plan.runs)
-        self._model = plan.model(corpus.vocabulary_size)
-        self._corpus, self._progress, self._left = corpus, progress, left
-        self._config, self._train = plan.config, plan.config.train
-        # Runs that are finished take no part: lanes do not depend on each other.
-        folders = {run.id: runlog.run_folder(workdir, run.id) for run in plan.runs}
-        for run in plan.runs:
-            self._check_folder(run, folders[run.id])
-        self._runs = [
-            run for run in plan.runs if runlog.run_state(folders[run.id]) not in runlog.FINISHED
+        self._plan, self._corpus, self._progress, self._left = plan, corpus, progress, left
+        self._train = plan.config.train
+        taken = devices_for(self._train, len(jax.local_devices()), len(plan.runs))
+        self._environment = environment | {"devices_taken": taken}
+        self._flops = flops / len(plan.runs)  # of one run
+        self._members = [
+            Member(
+                run, self._writer(run, run_folder(workdir, run.id)), self._train.keep_checkpoints
+            )
+            for run in plan.runs
         ]
-        self._folders = [folders[run.id] for run in self._runs]
-        self._checkpoints = [
-            Checkpoints(folder, self._train.keep_checkpoints) for folder in self._folders
-        ]
-        self._flops = flops / self._planned  # of one run
-        self._environment = environment
-        self._unit_schedule = optimizer.unit_schedule(
-            self._train.steps, self._train.warmup_steps, self._train.final_fraction
-        )
-        self._sampled = sampling.sampled_steps(self._train)
-        self._seconds = 0.0
-        self._compile_s = 0.0
-        self._per_step: float | None = None
 
     def carry_on(self, stop: StopRequest) -> bool:
         """Train until done; return False where a signal stopped it (after saving)."""
-        self._left.skip(self._flops * (self._planned - len(self._runs)))
-        open_runs = f"{len(self._runs)}/{self._planned}"
-        if not self._runs:
-            self._progress.state(self._name, open_runs, "finished before")
+        # Runs that are finished take no part: lanes do not depend on each other.
+        members = [member for member in self._members if not member.finished]
+        self._left.skip(self._flops * (len(self._members) - len(members)))
+        open_runs = f"{len(members)}/{len(self._members)}"
+        if not members:
+            self._progress.state(self._plan.name, open_runs, "finished before")
             return True
-        self._progress.state(self._name, open_runs, "compiling")
-        with stop.at_once():  # there is nothing new to save yet
-            cohort, step = self._begin()
-        if step:
-            self._left.skip(self._work(step))
-            self._progress.state(self._name, open_runs, f"resumed at step {step}")
-        return self._loop(cohort, step, stop)
+        for member in members:
+            self._begin(member)
+        standing = sorted({member.step for member in members})
+        for step, until in zip(standing, [*standing[1:], self._train.steps], strict=True):
+            together = [member for member in members if member.step <= step]
+            if len(together) < len(members):
+                self._progress.say(
+                    f"{self._plan.name}: {', '.join(m.run.id for m in together)} from step {step};"
+                    f" the others stand at step {until} and wait"
+                )
+            self._progress.state(self._plan.name, open_runs, "compiling")
+            lockstep = Lockstep(
+                self._plan, together, self._corpus, self._progress, self._left, self._flops
+            )
+            if step:
+                self._progress.state(self._plan.name, open_runs, f"resumed at step {step}")
+            if not lockstep.train(step, until, stop):
+                return False
+        return True
 
-    def _work(self, steps: int) -> float:
-        """Floating-point operations of so many steps of all runs."""
-        return self._flops * len(self._runs) * steps / self._train.steps
-
-    # --- begin ------------------------------------------------------------------------------------
-
-    def _begin(self) -> tuple[Cohort, int]:
-        """Return the compiled cohort and the step that it stands at."""
-        started = time.perf_counter()
-        for run, folder in zip(self._runs, self._folders, strict=True):
-            self._open_folder(run, folder)
-        cohort = Cohort(
-            self._model, self._train, [run.hyper for run in self._runs],
-            target_weights=self._corpus.target_weights(self._config.data.window),
-        )  # fmt: skip
-        cohort.start()
-        step = self._restore(cohort)
-        cohort.advance(self._batches(0, 0), 0)  # compiles
-        self._between, self._final = self._window_sets()
-        cohort.evaluate(self._final.windows, self._final.weights, 0)
-        self._measure = self._compiled_probe(cohort)
-        self._compile_s = time.perf_counter() - started
-        return cohort, step
+    # --- what is there ----------------------------------------------------------------------------
 
     def _record(self, run: grid.Run) -> dict[str, Any]:
         return {
@@ -123,58 +130,157 @@ class CohortRun:
             "train": configs.to_dict(run.config.train),
         }  # fmt: skip
 
-    def _check_folder(self, run: grid.Run, folder: Path) -> None:
-        """Refuse a folder that holds another run under this name; tell of one like it."""
-        saved = runlog.read_object(folder / "config.json")
-        wanted = json.loads(json.dumps(self._record(run)))
-        if saved is not None and saved.get("format") != grid.FORMAT:
+    def _writer(self, run: grid.Run, folder: Path) -> RunWriter:
+        """Return the run's folder; refuse one that holds another run, or what cannot be read."""
+        writer = RunWriter(folder, run.id)
+        if writer.state == "damaged":
             raise UserError(
-                f"{folder}: written in format {saved.get('format')}, this version reads format"
-                f" {grid.FORMAT}; use another --workdir"
+                f"{folder}: {writer.problem}; bring the manifest back, use another --workdir, or"
+                " delete that folder to train the run from the start"
             )
-        if saved is not None:
-            changed = configs.differences(grid.defines(saved), grid.defines(wanted))
-            if changed:
-                raise UserError(
-                    f"{folder}: holds another run under this name ({'; '.join(changed[:8])}); use"
-                    " another --workdir, or delete that folder to train it again"
-                )
-            return
-        for other in sorted(folder.parent.glob(f"{run.id.rsplit('-', 1)[0]}-*/config.json")):
-            old = grid.defines(runlog.read_object(other) or {})
-            changed = configs.differences(old, grid.defines(wanted))
+        wanted = json.loads(json.dumps(self._record(run)))
+        if writer.state == "missing":
+            return writer
+        changed = configs.differences(grid.defines(writer.record), grid.defines(wanted))
+        if changed:
+            raise UserError(
+                f"{folder}: holds another run under this name ({'; '.join(changed[:8])}); use"
+                " another --workdir, or delete that folder to train it again"
+            )
+        if writer.problem:
+            self._progress.say(f"{run.id}: {writer.problem}; the manifest before it is in force")
+        return writer
+
+    def _begin(self, member: Member) -> None:
+        """Open a run's next segment, and say where it starts and why there."""
+        run, writer, saved = member.run, member.writer, member.checkpoints
+        for step, file in saved.damaged.items():
+            self._progress.say(f"{run.id}: the checkpoint of step {step} is damaged ({file})")
+        if saved.damaged and not saved.steps:
+            raise UserError(
+                f"every checkpoint of {writer.path} is damaged; bring one back, or delete the run"
+                " folder to train it from the start"
+            )
+        if writer.state == "missing":
+            self._go_on_from_a_shorter_run(member)
+        for problem in writer.problems():
+            self._progress.say(f"{run.id}: {problem}; what is left of them is kept")
+        reached = writer.value("step") or 0
+        if member.step < reached:
+            why = "no later checkpoint is whole" if member.step or saved.damaged else (
+                "it has no checkpoint yet"
+            )  # fmt: skip
             self._progress.say(
-                f"{run.id}: trained anew; {other.parent.name} is another run"
-                f" ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''})"
+                f"{run.id}: had reached step {reached}, goes on from step {member.step}: {why}; the"
+                " steps between are taken again and give the same numbers"
             )
-
-    def _open_folder(self, run: grid.Run, folder: Path) -> None:
-        record = self._record(run)
-        before = runlog.read_object(folder / "environment.json")
-        if before:
-            changed = provenance.differences(before, self._environment)
-            if changed:
+        record = json.loads(json.dumps(self._record(run)))
+        now = {"config": record, "environment": self._environment}
+        joins = bool(writer.segments)
+        if joins:
+            found = segments.differences(writer.segments[-1], now)
+            joins = not found[segments.WARN] and not found[segments.REFUSE]
+            if not joins:
+                said = "; ".join((found[segments.REFUSE] + found[segments.WARN])[:6])
                 self._progress.say(
-                    f"{run.id}: resumed in another environment ({'; '.join(changed)}): the last"
-                    " bits of its numbers may differ from an uninterrupted run"
+                    f"{run.id}: goes on from step {member.step} under other conditions ({said}):"
+                    " the last bits of its numbers may differ from an uninterrupted run"
                 )
-        runlog.write_json(folder / "config.json", record)
-        runlog.write_json(folder / "environment.json", self._environment)
+        identity = configs.digest(grid.defines(record), 64)
+        writer.begin(record, identity, self._environment, member.step, joins)
 
-    def _restore(self, cohort: Cohort) -> int:
-        """Put every run at the newest step that all of them have saved, and return it.
+    def _go_on_from_a_shorter_run(self, member: Member) -> None:
+        """Take over a finished run that differs in its number of steps only, where that is exact.
 
-        Runs save in lockstep, so after a kill between two saves they share the one before. With no
-        step in common the cohort starts at step 0, which gives the same numbers again.
+        It is where the learning rate does not know the end (final_fraction 1) and the shorter run
+        ended at an evaluation. Of every other run of the name it is said what differs.
         """
-        common = set.intersection(*(set(c.verified_steps()) for c in self._checkpoints))
-        if not common:
-            return 0
-        step, like = max(common), cohort.member_state(0)
-        cohort.start([checkpoints.restore(step, like) for checkpoints in self._checkpoints])
-        before = [line for line in runlog.read_metrics(self._folders[0]) if line["step"] <= step]
-        self._seconds = before[-1]["time/wall_s"] if before else 0.0
-        return step
+        run, folder = member.run, member.writer.path
+        wanted = grid.defines(json.loads(json.dumps(self._record(run))))
+        for path in sorted(folder.parent.glob(f"{run.id.rsplit('-', 1)[0]}-*")):
+            other = RunFolder(path)
+            if path == folder or not other.segments:
+                continue
+            old = grid.defines(other.record)
+            changed = configs.differences(old, wanted)
+            end, saved = other.value("step"), SavedStates(other)
+            longer = [c.split(":")[0] for c in changed] == ["train.steps"]
+            if (
+                longer and other.state == "done" and end < run.config.train.steps
+                and end in saved.steps and self._train.final_fraction == 1
+                and end % self._train.evaluate_every == 0
+            ):  # fmt: skip
+                member.writer.adopt(other, end)
+                member.checkpoints = Checkpoints(member.writer, self._train.keep_checkpoints)
+                member.step = end
+                member.carried = next(line for line in other.metrics() if line["step"] == end)
+                self._progress.say(f"{run.id}: goes on from {path.name}, which ended at step {end}")
+                return
+            why = "; ".join(changed[:4]) + ("; ..." if len(changed) > 4 else "")
+            if longer:
+                why += (
+                    "; it can go on only where the learning rate does not fall towards the end"
+                    " (train.final_fraction=1) and the end is an evaluation"
+                )
+            self._progress.say(f"{run.id}: trained anew; {path.name} is another run ({why})")
+
+
+class Lockstep:
+    """Runs of a cohort that stand at one step, trained together from there."""
+
+    def __init__(
+        self, plan: CohortPlan, members: Sequence[Member], corpus: AnyCorpus, progress: Progress,
+        left: TimeLeft, flops: float,
+    ):  # fmt: skip
+        self._name, self._members, self._planned = plan.name, members, len(plan.runs)
+        self._runs = [member.run for member in members]
+        self._model = plan.model(corpus.vocabulary_size)
+        self._corpus, self._progress, self._left, self._flops = corpus, progress, left, flops
+        self._config, self._train = plan.config, plan.config.train
+        self._unit_schedule = optimizer.unit_schedule(
+            self._train.steps, self._train.warmup_steps, self._train.final_fraction
+        )
+        self._sampled = sampling.sampled_steps(self._train)
+        self._seconds = 0.0
+        self._compile_s = 0.0
+        self._per_step: float | None = None
+
+    def train(self, step: int, until: int, stop: StopRequest) -> bool:
+        """Train from a step to another, and save; return False where a signal stopped it."""
+        with stop.at_once():  # there is nothing new to save yet
+            cohort = self._begin(step)
+        self._left.skip(self._work(step))
+        reached = self._loop(cohort, step, until, stop)
+        for member in self._members:
+            member.step = reached
+        return not stop or reached == self._train.steps or self._all_diverged(cohort, reached)
+
+    def _work(self, steps: int) -> float:
+        """Floating-point operations of so many steps of all runs."""
+        return self._flops * len(self._runs) * steps / self._train.steps
+
+    # --- begin ------------------------------------------------------------------------------------
+
+    def _begin(self, step: int) -> Cohort:
+        """Return the compiled cohort, every run at the step."""
+        started = time.perf_counter()
+        cohort = Cohort(
+            self._model, self._train, [run.hyper for run in self._runs],
+            target_weights=self._corpus.target_weights(self._config.data.window),
+            planned=self._planned,
+        )  # fmt: skip
+        cohort.start()
+        if step:
+            like = cohort.member_state(0)
+            cohort.start([member.checkpoints.restore(step, like) for member in self._members])
+            before = [x for x in self._members[0].writer.metrics() if x["step"] <= step]
+            self._seconds = (before[-1]["time/wall_s"] or 0.0) if before else 0.0
+        cohort.advance(self._batches(0, 0), 0)  # compiles
+        self._between, self._final = self._window_sets()
+        cohort.evaluate(self._final.windows, self._final.weights, 0)
+        self._measure = self._compiled_probe(cohort)
+        self._compile_s = time.perf_counter() - started
+        return cohort
 
     def _window_sets(self) -> tuple[WindowSet, WindowSet]:
         """Return the windows of the evaluations between and at the end, in arrays of one shape.
@@ -205,15 +311,16 @@ class CohortRun:
 
     # --- train ------------------------------------------------------------------------------------
 
-    def _loop(self, cohort: Cohort, step: int, stop: StopRequest) -> bool:
+    def _loop(self, cohort: Cohort, step: int, until: int, stop: StopRequest) -> int:
+        """Return the step that was reached and saved."""
         t = self._train
         last_save = time.monotonic()
-        if step == 0:
-            self._evaluate(cohort, 0)
-        while step < t.steps and not stop and not self._all_diverged(cohort, step):
+        if self._evaluates_at(step) and self._unrecorded(step):
+            self._evaluate(cohort, step)
+        while step < until and not stop and not self._all_diverged(cohort, step):
             if step in self._sampled:
                 self._sample(step)
-            count = self._chunk(step)
+            count = min(self._chunk(step), until - step)
             started = time.perf_counter()
             cohort.advance(self._batches(step, count), count)
             elapsed = time.perf_counter() - started
@@ -227,14 +334,16 @@ class CohortRun:
                 self._show(step, self._running_loss(cohort), [], False)
             due = time.monotonic() - last_save > t.checkpoint_seconds
             due |= bool(t.checkpoint_every) and step % t.checkpoint_every == 0
-            if due and step < t.steps:
+            if due and step < until:
                 self._save(cohort, step, "running")
                 last_save = time.monotonic()
         finished = step == t.steps or self._all_diverged(cohort, step)
-        self._save(cohort, step, "finished" if finished else "interrupted")
-        for checkpoints in self._checkpoints:
-            checkpoints.close()
-        return finished
+        self._save(cohort, step, "finished" if finished else "interrupted" if stop else "running")
+        return step
+
+    def _unrecorded(self, step: int) -> bool:
+        """Whether a run has no evaluation of this step: a first one, or one that was lost."""
+        return any(step not in _steps(member.writer) for member in self._members)
 
     def _compiled_probe(self, cohort: Cohort) -> Any:
         """Return what measures all runs where they stand, compiled; None where nothing will."""
@@ -250,8 +359,9 @@ class CohortRun:
         """Measure every run before its step, on the batch of that step."""
         started = time.perf_counter()
         values = self._measure(self._batches(step, 1)[:, 0])
-        for i, folder in enumerate(self._folders):
-            log.append_diagnostics(folder, step, {name: value[i] for name, value in values.items()})
+        for i, member in enumerate(self._members):
+            own = {name: value[i] for name, value in values.items()}
+            member.writer.append(log.FILE, log.line(step, own))
         self._seconds += time.perf_counter() - started
 
     def _evaluates_at(self, step: int) -> bool:
@@ -299,8 +409,11 @@ class CohortRun:
                 "time/tokens_per_s": rate and rate / len(self._runs),
             })  # fmt: skip
         for i, line in enumerate(lines):
-            runlog.append_metrics(self._folders[i], line)
-            self._write_status(i, "running", step, counters)
+            member = self._members[i]
+            if member.carried and member.carried["step"] == step:
+                line |= {k: v for k, v in member.carried.items() if line.get(k) is None}
+            member.writer.append(METRICS, line)
+            member.writer.commit(step=step, **self._status(i, "running", counters))
         cohort.reset_sums()
         train_losses = [line["train/loss"] for line in lines] if step else []
         self._show(step, train_losses, [line["validation/loss"] for line in lines], True)
@@ -326,28 +439,24 @@ class CohortRun:
         )  # fmt: skip
 
     def _save(self, cohort: Cohort, step: int, state: str) -> None:
-        """Checkpoint every run, then say so in its status."""
+        """Checkpoint every run, with where it stands in the same manifest."""
         counters = cohort.counters()
-        for i, checkpoints in enumerate(self._checkpoints):
-            checkpoints.save(step, cohort.member_state(i))
-        for i, diverged_at in enumerate(counters["diverged_at"]):
-            outcome = "diverged" if diverged_at >= 0 else "done"
-            self._write_status(i, outcome if state == "finished" else state, step, counters)
+        for i, member in enumerate(self._members):
+            outcome = "diverged" if counters["diverged_at"][i] >= 0 else "done"
+            status = self._status(i, outcome if state == "finished" else state, counters)
+            member.checkpoints.save(step, cohort.member_state(i), **status)
 
-    def _write_status(
-        self, member: int, state: str, step: int, counters: dict[str, np.ndarray]
-    ) -> None:
+    def _status(self, member: int, state: str, counters: dict[str, np.ndarray]) -> dict[str, Any]:
         at = int(counters["diverged_at"][member])
         reason = None
         if at >= 0:
             reason = f"{self._train.patience} non-finite steps in a row from step {at} on"
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        runlog.write_json(self._folders[member] / "status.json", {
-            "state": state, "step": step, "steps": self._train.steps,
-            "diverged_at": at if at >= 0 else None, "reason": reason,
+        return {
+            "state": state, "diverged_at": at if at >= 0 else None, "reason": reason,
             "time": {
                 # One program for all: each run bears its part, so that sums are right.
                 "compile_s": self._compile_s / len(self._runs), "train_s": self._seconds,
                 "peak_memory_mb": peak / (1 << 20 if sys.platform == "darwin" else 1 << 10),
             },
-        })  # fmt: skip
+        }  # fmt: skip

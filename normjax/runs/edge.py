@@ -26,7 +26,7 @@ import traceback
 from pathlib import Path
 
 from normjax.errors import UserError
-from normjax.runs import signals
+from normjax.runs import files, signals
 from normjax.runs.experiment import Interrupted, LockedError
 
 MISTAKE, LOCKED, INTERNAL = 2, 3, 70
@@ -149,7 +149,7 @@ def _holds_checkpoints(workdir: Path) -> bool:
     """Whether a run of a workdir, or of a grid inside of it, can be gone on with."""
     with contextlib.suppress(OSError):
         for runs in ("runs", "*/runs"):
-            if any(workdir.glob(f"{runs}/*/checkpoint_hashes/*.json")):
+            if any(workdir.glob(f"{runs}/*/checkpoints/[0-9]*")):
                 return True
     return False
 
@@ -208,18 +208,17 @@ def _where(error: BaseException) -> str:
 
 def _kept(text: str, workdir: Path | None) -> str:
     """Write a traceback where it can be written, and say where that is."""
+    content = text.encode(errors="replace")
     for folder in (workdir, None):
         try:
             if folder is None:
-                handle, name = tempfile.mkstemp(prefix="normjax-crash-", suffix=".txt")
-                path, file = name, os.fdopen(handle, "w", encoding="utf-8", errors="replace")
+                handle, path = tempfile.mkstemp(prefix="normjax-crash-", suffix=".txt")
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
             elif folder.is_dir():
-                path = folder / "crash.txt"
-                file = open(path, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+                path = files.write_bytes(folder / "crash.txt", content)
             else:
                 continue
-            with file:
-                file.write(text)
             return f"in {path}"
         except OSError:
             continue

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from normjax.errors import UserError
+from normjax.runs import files
 from normjax.runs.signals import StopRequest as StopRequest
 from normjax.runs.signals import stop_on_signals as stop_on_signals
 
@@ -68,7 +69,7 @@ def locked(workdir: Path) -> Generator[None]:
     The lock is the kernel's (flock), not the file's existence: a killed owner leaves none behind.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    with open(workdir / ".lock", "a+", encoding="utf-8") as file:
+    with open(files.open_to_append(workdir / ".lock"), "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -94,6 +95,7 @@ def working_in(options: Options) -> Generator[Path]:
     check_workdir(options.workdir)
     try:
         with locked(options.workdir):
+            files.refuse_links(options.workdir)
             yield options.workdir
     except OSError as error:
         what = f"{error.strerror or error} ({error.filename or 'a file'})"
@@ -124,7 +126,7 @@ def check_workdir(workdir: Path) -> None:
         if not folder.is_dir():
             raise UserError(f"workdir={workdir}: {folder} is a file; name a folder")
         probe = folder / f".normjax-{time.time_ns()}"
-        probe.touch()
+        probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
         raise UserError(

@@ -22,19 +22,20 @@ from normjax.decoder_config import MAX_DEPTH, DecoderConfig
 from normjax.diagnostics import bands
 from normjax.diagnostics.bands import VerdictConfig
 from normjax.errors import UserError, suggest
-from normjax.runs import runlog
+from normjax.runs import run_folder, segments
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
 
-FORMAT = runlog.FORMAT
+FORMAT = run_folder.FORMAT
 MAX_SEED = 2**31 - 1
 MAX_SEEDS = 10_000
 MAX_RUNS = 100_000
 """Of one grid: each has a folder and a line in grid.json."""
 # How a run is computed, not what it computes: not part of its name.
-MANNER = (
-    *("chunk_steps", "checkpoint_seconds", "checkpoint_every", "keep_checkpoints"),
-    *("parallel", "lanes", "diagnostics", "diagnostic_points", "diagnostic_every"),
+MANNER = tuple(
+    name.removeprefix("config.train.")
+    for name in segments.CLASSES
+    if name.startswith("config.train.")
 )
 
 
@@ -244,7 +245,7 @@ def identity(question: Question, config: ExperimentConfig, fingerprint: str) -> 
 
 
 def defines(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a run's config.json that its numbers depend on."""
+    """Return the part of a run's record that its numbers depend on."""
     train_config = {k: v for k, v in (record.get("train") or {}).items() if k not in MANNER}
     data = record.get("data") or {}
     return {

@@ -18,9 +18,10 @@ import numpy as np
 
 from normjax.errors import UserError
 from normjax.reporting import drawing
-from normjax.runs import estimates, runlog
+from normjax.runs import estimates
 from normjax.runs.grid import CohortPlan
-from normjax.training.checkpoints import Checkpoints
+from normjax.runs.run_folder import FINISHED, RunFolder, RunWriter, run_folder
+from normjax.training.checkpoints import Checkpoints, SavedStates
 
 PREFIX = ".preflight-"
 PAGE_BYTES = 8_000_000  # a report with its figures, and the logs of a few runs
@@ -37,7 +38,7 @@ def check_room(workdir: Path, cohorts: Sequence[CohortPlan], vocabulary: int) ->
         t = cohort.config.train
         left = [
             run for run in cohort.runs
-            if runlog.run_state(runlog.run_folder(workdir, run.id)) not in runlog.FINISHED
+            if RunFolder(run_folder(workdir, run.id), run.id).state not in FINISHED
         ]  # fmt: skip
         planned = 1 + (t.steps // t.checkpoint_every if t.checkpoint_every else 0)
         kept = min(t.keep_checkpoints + 1, planned) if t.keep_checkpoints else planned
@@ -99,17 +100,14 @@ def _checkpoint(workdir: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=workdir))
     try:
         tree = {"tried": np.arange(4, dtype=np.float32)}
-        written = Checkpoints(folder)
-        written.save(0, tree)
-        written.close()
-        again = Checkpoints(folder)
-        if again.verified_steps() != [0] or not np.array_equal(
-            again.restore(0, tree)["tried"], tree["tried"]
-        ):
+        run = RunWriter(folder)
+        run.begin({"train": {"steps": 0}}, "", {}, 0, False)
+        Checkpoints(run).save(0, tree)  # which reads it back
+        again = SavedStates(RunFolder(folder))
+        if again.steps != [0] or not np.array_equal(again.restore(0, tree)["tried"], tree["tried"]):
             raise UserError(
                 f"workdir={workdir}: a checkpoint written there is not what is read back; name"
                 " another --workdir"
             )
-        again.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

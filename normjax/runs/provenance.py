@@ -1,11 +1,14 @@
-"""Where a run is computed: versions, devices, processor, commit; and what differs on resume."""
+"""Where and by what a run is computed: versions, devices, processor, code, settings of JAX."""
 
 from __future__ import annotations
 
 import datetime
+import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -21,8 +24,15 @@ from normjax.runs import machine
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
+SILENT = re.compile(
+    r".*(cache|log|trace|debug_|dump|pgle|pprint|location|explain|_dir|checks|leak|absl|jaxpr_|guard)"
+    r".*|jax_platforms|jax_num_cpu_devices"
+)
+"""Settings of JAX that no number depends on, or that stand under another name."""
+
+
 def environment(flags: list[str] | None = None) -> dict[str, Any]:
-    """Return what a run's environment.json holds."""
+    """Return where and by what a segment of a run is computed."""
     return {
         "versions": {
             "python": platform.python_version(),
@@ -34,32 +44,30 @@ def environment(flags: list[str] | None = None) -> dict[str, Any]:
         "cpu": machine.processor_name(),
         "cores": machine.usable_cores(),
         "commit": _commit(),
+        "code": code(),
         **plugins.entry(),
         "flags": list(sys.argv[1:] if flags is None else flags),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "settings": {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in sorted(jax.config.values.items())
+            if value is not None and not SILENT.fullmatch(name)
+        },
         "isa": machine.vector_isa(),
         "hostname": socket.gethostname(),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+    }  # fmt: skip
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what has changed between two environments that may change a result's last bits.
-
-    >>> old = {"versions": {"jax": "0.10.1"}, "isa": "avx2", "xla_flags": "", "platform": "cpu"}
-    >>> new = {"versions": {"jax": "0.10.2"}, "isa": "avx2", "xla_flags": "", "platform": "cpu"}
-    >>> differences(old, new)
-    ['jax 0.10.1 -> 0.10.2']
-    """
-    changed = [
-        f"{name} {version} -> {now['versions'].get(name)}"
-        for name, version in before.get("versions", {}).items()
-        if now["versions"].get(name) != version
-    ]
-    for name in ("platform", "isa", "xla_flags", "devices"):
-        if name in before and before[name] != now.get(name):
-            changed.append(f"{name} {before[name]} -> {now.get(name)}")
-    return changed
+@functools.cache
+def code() -> str:
+    """Return the SHA-256 of the package's own source files, names and contents."""
+    folder = Path(normjax.__file__).parent
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        total.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return total.hexdigest()
 
 
 def _commit() -> str | None:

@@ -21,7 +21,8 @@ import numpy as np
 from normjax.data.tasks.corpus import TaskCorpus
 from normjax.decoder import Decoder, Params
 from normjax.errors import UserError
-from normjax.runs import runlog
+from normjax.runs import files
+from normjax.runs.run_folder import RunFolder, run_folder
 from normjax.training import train
 from normjax.training.trained import TrainedRun
 
@@ -80,12 +81,12 @@ def rescore(workdir: Path, corpus: TaskCorpus, count: int) -> None:
       count: sequences of the final evaluation, 0 for all, as in ``train.final_windows``.
     """
     path = workdir / "sampling.json"
-    known: dict[str, Any] = (runlog.read_object(path) or {}).get("runs", {})
+    known: dict[str, Any] = (files.read_object(path) or {}).get("runs", {})
     sequences, weights = corpus.evaluation_set(corpus.window, count)
-    planned = runlog.read_object(workdir / "grid.json") or {}
+    planned = files.read_object(workdir / "grid.json") or {}
     for run in planned.get("runs", []):
-        folder = runlog.run_folder(workdir, run["id"])
-        if run["id"] in known or runlog.run_state(folder) != "done":
+        folder = run_folder(workdir, run["id"])
+        if run["id"] in known or RunFolder(folder).state != "done":
             continue
         opened = TrainedRun(folder)
         losses = sequence_losses(
@@ -95,4 +96,4 @@ def rescore(workdir: Path, corpus: TaskCorpus, count: int) -> None:
             "loss": float(losses.mean()), "standard_error": standard_error(losses),
             "sequences": len(losses),
         }  # fmt: skip
-    runlog.write_json(path, {"format": 1, "runs": known})
+    files.write_json(path, {"format": 1, "runs": known})

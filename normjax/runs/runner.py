@@ -18,7 +18,7 @@ from normjax.errors import UserError
 from normjax.predictions import given, record
 from normjax.predictions.prediction import SERIES, Candidate
 from normjax.reporting import report
-from normjax.runs import edge, estimates, grid, preflight, provenance, runlog
+from normjax.runs import edge, estimates, files, grid, preflight, provenance
 from normjax.runs.cohort_run import CohortRun
 from normjax.runs.experiment import (
     Interrupted,
@@ -31,6 +31,7 @@ from normjax.runs.experiment import (
 )
 from normjax.runs.grid import Arm, CohortPlan, ExperimentConfig, Question
 from normjax.runs.progress import Progress, TimeLeft
+from normjax.runs.run_folder import RunFolder, run_folder
 
 MOST_REPLAYED = 2000
 """Diverged runs that take more steps to replay are left to a call of one's own."""
@@ -71,8 +72,7 @@ def carry_out(
             argument = f"--predict={options.predict}"
             stored = record.settle(options.workdir, argument, prediction, asked)
             plan |= {"identity": asked, **({"prediction": stored} if stored else {})}
-            runlog.write_json(options.workdir / "grid.json", plan)
-            runlog.write_json(options.workdir / "grid.json", plan)
+            files.write_sealed(options.workdir / "grid.json", plan)
             with stop_on_signals() as stop:
                 with Progress([cohort.name for cohort in cohorts], options.live) as progress:
                     if corpus.files and corpus.files.left_out:
@@ -167,10 +167,10 @@ def _autopsies(
 ) -> None:
     """Replay diverged runs that were not yet, where signals are measured."""
     for run in (run for cohort in cohorts for run in cohort.runs):
-        folder = runlog.run_folder(options.workdir, run.id)
-        if run.config.train.diagnostics == "off" or runlog.run_state(folder) != "diverged":
+        folder = run_folder(options.workdir, run.id)
+        if run.config.train.diagnostics == "off" or RunFolder(folder, run.id).state != "diverged":
             continue
-        if stop or runlog.read_object(folder / autopsy_record.FILE) is not None:
+        if stop or files.read_object(folder / autopsy_record.FILE) is not None:
             continue
         try:
             said = autopsy(folder, most_replayed=MOST_REPLAYED).sentence

@@ -1,19 +1,18 @@
 """Checkpoints of one run: Orbax writes and reads them; what it lacks is added here.
 
-Added: a SHA-256 per file, written after the save and verified before anything is restored; a fall
-back to the previous checkpoint, the damaged one being moved to ``quarantine/``; a refusal of any
-difference in names, shapes or dtypes (Orbax casts dtypes silently); and no silent fresh start when
-every checkpoint is damaged. A checkpoint counts only once its hashes are written, so a kill inside
-a save leaves the previous one in force.
+Added: a save counts only once its files are on disk, hashed, read back equal to what was saved and
+named by the run's manifest, and only then is an older one dropped; damaged ones are passed over;
+any difference in names, shapes or dtypes is refused (Orbax casts dtypes silently).
+
+:class:`SavedStates` reads and changes nothing. :class:`Checkpoints` writes and is for whoever holds
+the workdir's lock.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,105 +21,33 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from normjax.errors import UserError
-from normjax.runs.runlog import read_object, write_json
+from normjax.runs import files
+from normjax.runs.run_folder import RunFolder, RunWriter, hashed
 
 KEPT = 2
 
 
-class Checkpoints:
-    """A run folder's checkpoints: ``checkpoints/STEP/``, ``checkpoint_hashes/STEP.json``."""
+class SavedStates:
+    """The checkpoints that a run's manifest names and that are what was saved.
 
-    def __init__(self, run_dir: Path, kept: int = KEPT):
-        """Open a run's checkpoints, of which the newest ``kept`` stay on disk; 0 keeps all."""
-        self._kept = kept
-        self._run = Path(run_dir)
-        self._folder = self._run / "checkpoints"
-        self._hashes = self._run / "checkpoint_hashes"
-        self._quarantine = self._run / "quarantine"
-        self._manager: ocp.CheckpointManager | None = None
+    Attributes:
+      steps: those that can be restored, ascending.
+      damaged: step -> first file that is not what was saved.
+    """
 
-    def _open(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=self._kept or None, enable_async_checkpointing=False, create=True
-            )
-            handler = ocp.StandardCheckpointHandler()
-            self._manager = ocp.CheckpointManager(
-                self._folder.absolute(), options=options, item_handlers=handler
-            )
-        return self._manager
+    def __init__(self, run: RunFolder):
+        self.run = run
+        self.damaged = run.damaged_checkpoints()
+        named = map(int, run.value("checkpoints") or {})
+        self.steps = sorted(step for step in named if step not in self.damaged)
 
-    def save(self, step: int, tree: Any) -> None:
-        """Write a tree of host arrays; returns once it is on disk and hashed.
-
-        A step that is already there, verified, is left alone: the same run at the same step holds
-        the same numbers.
-
-        Raises:
-          OSError: it could not be written; the checkpoint before is still in force.
-        """
-        if step in self.verified_steps():
-            return
-        self._clear_unfinished()
-        self._check_room(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree)))
-        try:
-            self._open().save(step, args=ocp.args.StandardSave(_flatten(tree)), force=True)
-            self._open().wait_until_finished()
-        except (ValueError, RuntimeError, OSError) as error:  # tensorstore has its own
-            reason = " ".join(str(error).split())[:200]
-            folder = str(self._folder / str(step))
-            raise OSError(errno.EIO, f"checkpoint not written: {reason}", folder) from error
-        write_json(self._hashes / f"{step}.json", _hash_folder(self._folder / str(step)))
-        for old in self._hashes.glob("*.json"):
-            if not (self._folder / old.stem).exists():
-                old.unlink()
-
-    def _check_room(self, size: int) -> None:
-        """Try a file of the state's size: on a full disk tensorstore's threads fail loudly."""
-        probe = self._run / ".room"
-        try:
-            with probe.open("wb") as file:
-                file.write(bytes(size))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            what = f"no room for a checkpoint of {size} bytes: {error.strerror}"
-            raise OSError(error.errno, what, str(self._folder)) from error
-        finally:
-            probe.unlink(missing_ok=True)
-
-    def verified_steps(self) -> list[int]:
-        """Return the steps that can be restored, ascending; damaged ones are quarantined.
-
-        Raises:
-          UserError: there are checkpoints and every one of them is damaged.
-        """
-        good, damaged = [], []
-        for path in sorted(self._hashes.glob("*.json")):
-            folder = self._folder / path.stem
-            if not path.stem.isdecimal() or not folder.is_dir():
-                continue
-            step = int(path.stem)
-            bad = _differing_file(folder, read_object(path) or {})
-            if bad is None:
-                good.append(step)
-            else:
-                damaged.append(f"{folder / bad}")
-                self._set_aside(step)
-        if damaged and not good:
-            raise UserError(
-                f"every checkpoint of {self._run} is damaged ({damaged[-1]}): moved to"
-                f" {self._quarantine.name}/; delete the run folder to train it from the start"
-            )
-        for name in damaged:
-            warnings.warn(
-                f"damaged checkpoint file {name}: going back to the one before", stacklevel=2
-            )
-        return sorted(good)
+    def folder(self, step: int) -> Path:
+        """Return where a checkpoint lies."""
+        return self.run.path / "checkpoints" / str(step)
 
     def shapes(self, step: int) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Return shape and dtype of every saved leaf under its dotted path."""
-        saved = self._open().item_metadata(step)
+        saved: Any = _orbax().metadata(self.folder(step).absolute()).item_metadata
         return {k: (tuple(leaf.shape), np.dtype(leaf.dtype)) for k, leaf in saved.items()}
 
     def restore(self, step: int, like: Any) -> Any:
@@ -135,33 +62,114 @@ class Checkpoints:
         for name in sorted(found.keys() | wanted.keys()):
             if found.get(name) != wanted.get(name):
                 raise UserError(
-                    f"checkpoint {self._folder / str(step)}: leaf {name} is {_said(found, name)},"
+                    f"checkpoint {self.folder(step)}: leaf {name} is {_said(found, name)},"
                     f" the model needs {_said(wanted, name)}; use another workdir or the old config"
                 )
-        template = {k: np.zeros(leaf.shape, leaf.dtype) for k, leaf in names.items()}
-        tree = self._open().restore(step, args=ocp.args.StandardRestore(template))
-        leaves = [np.asarray(tree[name]) for name in names]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        tree = _read(self.folder(step), names)
+        return jax.tree.unflatten(jax.tree.structure(like), [tree[name] for name in names])
 
-    def close(self) -> None:
-        """Release Orbax's threads and files."""
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
 
-    def _clear_unfinished(self) -> None:
-        """Put numbered folders without hashes aside: Orbax would count them as kept."""
-        for folder in self._folder.glob("[0-9]*"):
-            known = (self._hashes / f"{folder.name}.json").exists()
-            if folder.name.isdecimal() and folder.is_dir() and not known:
-                self._set_aside(int(folder.name))
+class Checkpoints(SavedStates):
+    """A run's checkpoints, for its only writer; the newest ``kept`` stay on disk, 0 keeps all."""
 
-    def _set_aside(self, step: int) -> None:
-        self.close()
-        self._quarantine.mkdir(exist_ok=True)
-        number = len(list(self._quarantine.iterdir()))
-        shutil.move(self._folder / str(step), self._quarantine / f"{step}-{number}")
-        (self._hashes / f"{step}.json").unlink(missing_ok=True)
+    def __init__(self, run: RunWriter, kept: int = KEPT):
+        super().__init__(run)
+        self._writer, self._kept = run, kept
+
+    def save(self, step: int, tree: Any, **changes: Any) -> None:
+        """Write a tree of host arrays and commit it with other changes of the manifest.
+
+        Returns once it is proven to be on disk. A step that is there, whole, is not written again:
+        the same run at the same step holds the same numbers.
+
+        Raises:
+          OSError: it could not be written; the checkpoint before is still in force.
+        """
+        named = self.run.value("checkpoints") or {}
+        if step not in self.steps:
+            names = _flatten(tree)
+            self._check_room(sum(np.asarray(leaf).nbytes for leaf in names.values()))
+            named = named | {str(step): self._write(step, names)}
+            self.steps = sorted([*self.steps, step])
+            self.damaged.pop(step, None)
+        self._writer.commit(step=step, checkpoints=named, **changes)
+        self._prune()
+
+    def _write(self, step: int, names: dict[str, Any]) -> dict[str, str]:
+        folder = self.folder(step)
+        self._clear(folder)
+        try:
+            _orbax().save(folder.absolute(), args=ocp.args.StandardSave(names))
+        except (ValueError, RuntimeError, OSError) as error:  # tensorstore has its own
+            reason = " ".join(str(error).split())[:200]
+            raise OSError(errno.EIO, f"checkpoint not written: {reason}", str(folder)) from error
+        _sync(folder)
+        found = hashed(folder)
+        back = _read(folder, names)
+        for name, leaf in names.items():
+            # As bytes: NaN must come back as the same NaN.
+            if np.asarray(leaf).tobytes() != back[name].tobytes():
+                raise OSError(errno.EIO, f"checkpoint read back differs in {name}", str(folder))
+        return found
+
+    def _clear(self, folder: Path) -> None:
+        """Make place for a save: leftovers of killed saves go, what else is there is set aside."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for other in folder.parent.iterdir():
+            if ".orbax-checkpoint-tmp" in other.name or other.name.startswith(".pruned-"):
+                shutil.rmtree(other, ignore_errors=True)
+        if folder.exists():
+            self._writer.set_aside(f"checkpoints/{folder.name}")
+
+    def _prune(self) -> None:
+        """Drop what is older than the newest kept ones, and damaged ones that are older than them.
+
+        Damaged ones are dropped from the manifest and set aside, not deleted.
+        """
+        kept = self.steps[-self._kept :] if self._kept else self.steps
+        for step in [s for s in self.damaged if self._kept and s < kept[0]]:
+            del self.damaged[step]
+            if self.folder(step).exists():
+                self._writer.set_aside(f"checkpoints/{step}")
+            self._writer.forget([step])
+        if dropped := [step for step in self.steps if step not in kept]:
+            self._writer.forget(dropped)
+            self.steps = list(kept)
+
+    def _check_room(self, size: int) -> None:
+        """Try a file of the state's size: on a full disk tensorstore's threads fail loudly."""
+        probe = self.run.path / ".room"
+        try:
+            files.write_bytes(probe, bytes(size))
+        except OSError as error:
+            what = f"no room for a checkpoint of {size} bytes: {error.strerror}"
+            raise OSError(error.errno, what, str(self.folder(0).parent)) from error
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def _orbax() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+
+
+def _read(folder: Path, names: dict[str, Any]) -> dict[str, np.ndarray]:
+    template = {k: np.zeros(leaf.shape, leaf.dtype) for k, leaf in names.items()}
+    tree = _orbax().restore(folder.absolute(), args=ocp.args.StandardRestore(template))
+    return {name: np.asarray(tree[name]) for name in names}
+
+
+def _sync(folder: Path) -> None:
+    """Make a folder and all below it durable."""
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            files.sync_folder(path)
+        else:
+            number = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+    files.sync_folder(folder.parent)
 
 
 def _said(leaves: dict[str, Any], name: str) -> str:
@@ -179,20 +187,3 @@ def _key(part: Any) -> str:
         if hasattr(part, attribute):
             return str(getattr(part, attribute))
     raise TypeError(f"unknown part of a tree path: {part!r}")
-
-
-def _hash_folder(folder: Path) -> dict[str, str]:
-    """Return {relative path: SHA-256} of every file."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*")) if path.is_file()
-    }  # fmt: skip
-
-
-def _differing_file(folder: Path, hashes: dict[str, str]) -> str | None:
-    """Return the first file that is missing, new or different, or None."""
-    now = _hash_folder(folder)
-    for name in sorted(now.keys() | hashes.keys()):
-        if now.get(name) != hashes.get(name):
-            return name
-    return None

@@ -49,13 +49,19 @@ def _in_place_of(old: jax.Array, new: np.ndarray) -> jax.Array:
     return jax.device_put(new, old.sharding)
 
 
+def devices_for(config: TrainConfig, available: int, runs: int) -> int:
+    """Return how many devices a cohort of so many runs takes."""
+    return available if config.parallel == "data" else min(available, runs)
+
+
 class Cohort:
     """Runs of one program, trained in lockstep on the given devices.
 
     With parallel="runs" member i sits on device i // lanes in lane i % lanes, and lanes left over
     repeat the last member; with parallel="data" every device holds all members and its part of each
-    batch. The layout depends on the number of members and devices only, so a resumed cohort runs
-    the program it was stopped in, bit for bit.
+    batch. A cohort of ``planned`` runs, of which some are left to train, takes the devices that all
+    of them would take: how a device splits its sums depends on how many devices there are, so a run
+    that goes on alone has the numbers that it has beside the others, bit for bit.
 
     ``target_weights`` (T,) are constants of the training program: the weight of each target
     position in the loss; None weighs all alike.
@@ -67,11 +73,12 @@ class Cohort:
     def __init__(
         self, model: Decoder, config: TrainConfig, members: Sequence[Hyper],
         devices: Sequence[Any] | None = None, target_weights: np.ndarray | None = None,
+        planned: int = 1,
     ):  # fmt: skip
         available = list(jax.local_devices() if devices is None else devices)
         self.model, self.config, self.size = model, config, len(members)
         self._split_batch = config.parallel == "data" and len(available) > 1
-        wanted = len(available) if self._split_batch else min(len(available), self.size)
+        wanted = devices_for(config, len(available), max(self.size, planned))
         self.devices = available[:wanted]
         self.lanes = self.size if self._split_batch else -(-self.size // wanted)
         train.check(config, wanted if self._split_batch else 1)

@@ -171,7 +171,7 @@ def token_losses(model: Decoder, params: Params, windows: Array) -> Array:
 
 def init_state(model: Decoder, config: TrainConfig, hyper: Hyper) -> State:
     """Return the state before the first step: parameters from the seed, zero moments."""
-    key = jax.random.fold_in(jax.random.key(hyper.seed), INIT_PURPOSE)
+    key = jax.random.fold_in(_key(hyper.seed), INIT_PURPOSE)
     params = model.init(key)
     scaled = jax.tree.map(
         lambda p, is_matrix: (p * hyper.init_scale).astype(p.dtype) if is_matrix else p,
@@ -181,6 +181,12 @@ def init_state(model: Decoder, config: TrainConfig, hyper: Hyper) -> State:
     zero = jnp.zeros((), jnp.float32)
     count = jnp.zeros((), jnp.int32)
     return State(scaled, moments, count, count, count, count - 1, zero, zero, count)
+
+
+def _key(seed: Array) -> Array:
+    """Return the Threefry key of a seed; jax.random.key would ask JAX's settings which kind."""
+    words = jnp.stack([jnp.zeros((), jnp.uint32), jnp.asarray(seed, jnp.uint32)])
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def _transformation(config: TrainConfig, hyper: Hyper) -> optax.GradientTransformation:

@@ -10,6 +10,7 @@ Step 0 is the initialization, made anew from the seed. Nothing is written.
 from __future__ import annotations
 
 import json
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from normjax.data import corpora
 from normjax.decoder import Decoder, DecoderConfig, Params
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
-from normjax.runs import runlog
+from normjax.runs.run_folder import MANIFEST, RunFolder
 from normjax.training import train
-from normjax.training.checkpoints import Checkpoints
+from normjax.training.checkpoints import SavedStates
 from normjax.training.train import Hyper, State, TrainConfig
 
 
@@ -45,14 +46,17 @@ class TrainedRun:
         """Open a run folder, ``WORKDIR/runs/NAME``.
 
         Raises:
-          UserError: no such folder, no usable config.json, or no checkpoint in it.
+          UserError: no such folder, no usable manifest, or no whole checkpoint in it.
         """
         self.folder = Path(folder).expanduser()
-        record = runlog.read_object(self.folder / "config.json")
-        if record is None:
+        found = RunFolder(self.folder.absolute())
+        if found.state == "damaged":
+            raise UserError(f"run={folder}: {found.problem}; bring it back, or train it anew")
+        record = found.record
+        if not record:
             hint = ", ".join(sorted(p.name for p in (self.folder / "runs").glob("*"))[:3])
             raise UserError(
-                f"run={folder}: must be the folder of one run, with config.json and checkpoints/"
+                f"run={folder}: must be the folder of one run, with manifest.json and checkpoints/"
                 + (f"; for example one of runs/: {hint}" if hint else "")
             )
         try:
@@ -62,7 +66,7 @@ class TrainedRun:
             config = configs.from_dict(DecoderConfig(), record["model"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"run={folder}: config.json is not one of this version ({error}); train it anew"
+                f"run={folder}: its manifest is not one of this version ({error}); train it anew"
             ) from None
         now = config.identity()["rows"]
         changed = configs.differences(record["model"].get("rows"), json.loads(json.dumps(now)))
@@ -73,10 +77,14 @@ class TrainedRun:
                 " one of your own"
             )
         self._fingerprint = record["data"].get("fingerprint")
-        self._checkpoints = Checkpoints(self.folder)
-        saved = self._checkpoints.verified_steps()
+        self._checkpoints = SavedStates(found)
+        saved = self._checkpoints.steps
         if not saved:
-            raise UserError(f"run={folder}: has no checkpoint yet; let it train a while")
+            raise UserError(f"run={folder}: has no whole checkpoint yet; let it train a while")
+        for step, file in self._checkpoints.damaged.items():
+            warnings.warn(
+                f"{folder}: the checkpoint of step {step} is damaged ({file})", stacklevel=2
+            )
         self.steps: tuple[int, ...] = (0, *(step for step in saved if step > 0))
         vocabulary = self._checkpoints.shapes(saved[-1])["params.embedding"][0][0]
         self.model = Decoder(config, vocabulary, self.data.window)
@@ -128,13 +136,13 @@ def run_folders(path: str | Path) -> list[Path]:
       UserError: neither.
     """
     folder = Path(path).expanduser()
-    if (folder / "config.json").is_file():
+    if (folder / MANIFEST).is_file():
         return [folder]
-    found = sorted(p.parent for p in folder.glob("runs/*/config.json"))
-    found = [p for p in found if any((p / "checkpoint_hashes").glob("*.json"))]
+    found = sorted(p.parent for p in folder.glob(f"runs/*/{MANIFEST}"))
+    found = [p for p in found if RunFolder(p).value("checkpoints")]
     if not found:
         raise UserError(
-            f"runs={path}: must be a run folder, or a workdir with runs/*/config.json and"
+            f"runs={path}: must be a run folder, or a workdir with runs/*/manifest.json and"
             " checkpoints; train one, e.g. python launch.py"
         )
     return found

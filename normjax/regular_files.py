@@ -107,7 +107,7 @@ def _descriptor(path: str | os.PathLike[str], links: bool) -> int:
 
 def _regular(state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
-        raise Unread("not a regular file", f"neither a file nor a folder but {_kind(state)}")
+        raise Unread("not a regular file", f"is {_kind(state)}, not a file")
 
 
 def _kind(state: os.stat_result) -> str:

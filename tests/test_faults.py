@@ -1,0 +1,18 @@
+"""A short list of the faults of faults.py; `make test-faults` runs the long one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_nothing_is_lost_by_a_few_faults():
+    # A process of its own: it forks, which a process that has computed must not.
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", "--kills=2", "--damage=5", "--writes=2",
+         "--limits=1", "--seed=3"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("seed 3\n") and "killed                 2       0" in done.stdout
