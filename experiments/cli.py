@@ -35,8 +35,9 @@ USAGE = """normjax: what normalization and residual connections do in a transfor
     {program} --plugins=mine.py                   norms, placements, tasks, texts of your own
     {program} --experiment=mine.py                an experiment of your own
 
-Exit codes: 0 done, 2 a mistake in the command, 3 the workdir is in use, 70 a mistake of the
-program, 75 stopped and saved, 130 interrupted before anything could be saved.
+Exit codes: 0 done, 1 what was checked does not hold, 2 a mistake in the command, 3 the workdir is
+in use, 70 a mistake of the program, 75 stopped and saved, 130 interrupted before anything could be
+saved.
 """
 _MODULE = "launch"  # whose the launcher's flags are, in absl's eyes
 _NOT_EXPERIMENTS = ("cli", "start")

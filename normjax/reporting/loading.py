@@ -24,9 +24,10 @@ def load(workdir: Path) -> Results:
         The results with every planned arm and run.
 
     Raises:
-        UserError: if there is no usable ``grid.json``.
+        UserError: if there is no usable ``grid.json``, or a link below the workdir.
     """
     workdir = Path(workdir)
+    files.refuse_links(workdir)
     plan = _plan(workdir)
     try:
         arms = tuple(_arm(entry) for entry in plan["arms"])
