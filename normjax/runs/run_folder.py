@@ -76,7 +76,7 @@ class RunFolder:
                 if found is not None:
                     self.manifest = _checked(found, self._run)
                     break
-            except (ValueError, UserError) as error:
+            except ValueError as error:  # a UserError too
                 self.problem = self.problem or f"{name}: {error}"
         if self.manifest is None and not self.problem and self.traces():
             self.problem = f"it holds {self.traces()[0]} but no {MANIFEST}"
