@@ -148,6 +148,7 @@ def test_swapped_folders_and_checkpoints_are_never_taken_for_each_other(world, a
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_the_manifest_does_not_name_is_ignored(world, again, reference):
     run = runs(again)[0]
     newest = max((run / "checkpoints").iterdir(), key=lambda p: int(p.name))
@@ -206,6 +207,7 @@ def test_other_code_is_said_and_kept_as_a_segment(world, again):
         assert first["from"] == 0 < second["from"]
 
 
+@pytest.mark.slow
 def test_one_checkpoint_kept_is_enough(world, reference, tmp_path):
     work = tmp_path / "work"
     assert not world.train(work, After(4), train__keep_checkpoints=1)[0]
