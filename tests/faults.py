@@ -12,6 +12,7 @@ the others, and the seed that makes them again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import resource
@@ -48,6 +49,7 @@ class World:
         process = os.fork()
         if process:
             return process
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             out = os.open(f"{workdir}.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(out, 1)
@@ -204,13 +206,16 @@ def prepared(world: World) -> tuple[Path, float]:
     return reference, seconds
 
 
+Found = dict[str, tuple[int, list[str]]]
+"""By kind of fault: how many were tried, and what went wrong in some."""
+
+
 def campaign(
-    folder: Path, seed: int, kills: int, damage: int, writes: int, limits: int
-) -> dict[str, tuple[int, list[str]]]:
-    """Return, by kind of fault, how many were tried and what went wrong in the others."""
+    folder: Path, found: Found, seed: int, kills: int, damage: int, writes: int, limits: int
+) -> None:
+    """Try them all, and put into ``found`` what comes out."""
     world, rng = World(folder), random.Random(seed)
     reference, seconds = prepared(world)
-    found: dict[str, tuple[int, list[str]]] = {}
 
     def trial(kind: str, index: int, function: Callable[..., str], *arguments: object) -> None:
         workdir = folder / f"{kind}-{index}"
@@ -228,7 +233,6 @@ def campaign(
         trial("refused write", k, failing, k)
     for i in range(limits):
         trial("limited size", i, limited, rng)
-    return found
 
 
 def main() -> int:
@@ -238,8 +242,10 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     chosen = vars(parser.parse_args())
     print(f"seed {chosen['seed']}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        found = campaign(Path(folder), **chosen)
+    found: Found = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the table so far
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
+        campaign(Path(folder), found, **chosen)
     print(f"{'fault':<16}{'tried':>8}{'lost':>8}")
     for kind, (tried, wrong) in found.items():
         print(f"{kind:<16}{tried:>8}{len(wrong):>8}")
