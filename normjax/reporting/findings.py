@@ -62,8 +62,8 @@ def _warnings(results: Results) -> Iterator[str]:
     if hybrid:
         each = shortened(f"{run}: {said}" for run, said in hybrid.items())
         yield (
-            f"{counted(len(hybrid), 'run')} of {len(results.runs)} went on under other conditions"
-            " than they were started with ({each}). Last bits of their numbers may differ from"
+            f"{len(hybrid)} of {counted(len(results.runs), 'run')} went on under other conditions"
+            f" than at the start ({each}). The last bits of their numbers may differ from those of"
             " uninterrupted runs."
         )
     bare = [c.name for c in results.arms if all(run.arm != c.name for run in results.runs)]

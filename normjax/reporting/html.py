@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 RUN = "What was run"
-NO_ANSWER = "There is no answer yet: no run has finished."
+NO_ANSWER = "There is no answer yet: too little has finished to compare."
 
 
 @dataclasses.dataclass(frozen=True)
