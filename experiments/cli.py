@@ -286,7 +286,7 @@ def _carried_out(values: flags.FlagValues, known: edge.Known) -> int:
     if values.print_config:
         print(json.dumps(configs.to_dict(config), indent=2))
         return _printed()
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    logging.set_verbosity(logging.FATAL)  # Orbax tells of every file, and of what it raises
     logging.get_absl_handler().addFilter(edge.without_traceback)
     # Heavy imports wait until the command is known to be right.
     from normjax.runs.grid import ExperimentConfig
