@@ -8,13 +8,12 @@ later is noticed; whoever edits both files with care is not.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from normjax import configs
 from normjax.errors import UserError
 from normjax.predictions.prediction import Prediction, from_json, to_json
 from normjax.runs import files
@@ -39,8 +38,7 @@ class Stored:
 def digest(record: dict[str, Any]) -> str:
     """Return the SHA-256 of a record's canonical JSON without its own field ``sha256``."""
     kept = {name: value for name, value in record.items() if name != "sha256"}
-    text = json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return configs.digest(kept, 64)
 
 
 def steps_taken(workdir: Path) -> int:
