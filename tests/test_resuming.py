@@ -135,6 +135,18 @@ def test_a_lost_folder_costs_that_run_only(world, again, reference):
     assert numbers(again) == numbers(reference)
 
 
+def test_one_that_diverges_while_it_catches_up_does_not_stop_the_others(world, tmp_path):
+    work = tmp_path / "work"
+    rates = {"grid__learning_rates": (1e-3, 1e4), "grid__seeds": 1, "train__patience": 2}
+    assert not world.train(work, After(5), **rates)[0]
+    calm, wild = sorted(runs(work), key=lambda r: RunFolder(r).record["hyper"]["learning_rate"])
+    assert RunFolder(calm).value("step") == 10 and RunFolder(wild).value("diverged_at") is not None
+    shutil.rmtree(wild)  # alone it ends before the other's step
+    assert world.train(work, **rates)[0]
+    assert (RunFolder(calm).state, RunFolder(calm).value("step")) == ("done", STEPS)
+    assert RunFolder(wild).state == "diverged" and RunFolder(wild).value("step") < 10
+
+
 def test_swapped_folders_and_checkpoints_are_never_taken_for_each_other(world, again, reference):
     first, second = runs(again)
     for name in ("checkpoints", None):

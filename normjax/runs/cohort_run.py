@@ -48,10 +48,10 @@ def _padded(windows: np.ndarray, weights: np.ndarray, rows: int, size: int) -> W
 
 
 class Member:
-    """One run of a cohort: its folder, its checkpoints, and the step that it stands at."""
+    """One run of a cohort: its record, its folder, its checkpoints, the step that it stands at."""
 
-    def __init__(self, run: grid.Run, writer: RunWriter, kept: int):
-        self.run, self.writer = run, writer
+    def __init__(self, run: grid.Run, record: dict[str, Any], writer: RunWriter, kept: int):
+        self.run, self.record, self.writer = run, record, writer
         self.checkpoints = Checkpoints(writer, kept)
         self.step = max(self.checkpoints.steps, default=0)
         self.carried: dict[str, Any] = {}  # of the evaluation at ``step``, by a shorter run
@@ -84,12 +84,7 @@ class CohortRun:
         taken = devices_for(self._train, len(jax.local_devices()), len(plan.runs))
         self._environment = environment | {"devices_taken": taken}
         self._flops = flops / len(plan.runs)  # of one run
-        self._members = [
-            Member(
-                run, self._writer(run, run_folder(workdir, run.id)), self._train.keep_checkpoints
-            )
-            for run in plan.runs
-        ]
+        self._members = [self._member(run, run_folder(workdir, run.id)) for run in plan.runs]
 
     def carry_on(self, stop: StopRequest) -> bool:
         """Train until done; return False where a signal stopped it (after saving)."""
@@ -104,8 +99,11 @@ class CohortRun:
             self._begin(member)
         standing = sorted({member.step for member in members})
         for step, until in zip(standing, [*standing[1:], self._train.steps], strict=True):
-            together = [member for member in members if member.step <= step]
-            if len(together) < len(members):
+            # Those that diverged on the way to the others have ended before them.
+            together = [m for m in members if m.step <= step and not m.finished]
+            if not together:
+                continue
+            if any(member.step > step for member in members):
                 self._progress.say(
                     f"{self._plan.name}: {', '.join(m.run.id for m in together)} from step {step};"
                     f" the others stand at step {until} and wait"
@@ -123,33 +121,32 @@ class CohortRun:
     # --- what is there ----------------------------------------------------------------------------
 
     def _record(self, run: grid.Run) -> dict[str, Any]:
-        return {
+        """Return what a run is, as JSON gives it back."""
+        record = {
             "format": grid.FORMAT, "id": run.id, "arm": run.arm.name, "seed": run.hyper.seed,
             "hyper": run.hyper._asdict(), "model": run.config.model.identity(),
             "data": configs.to_dict(run.config.data) | {"fingerprint": self._corpus.fingerprint},
             "train": configs.to_dict(run.config.train),
         }  # fmt: skip
+        return json.loads(json.dumps(record))
 
-    def _writer(self, run: grid.Run, folder: Path) -> RunWriter:
-        """Return the run's folder; refuse one that holds another run, or what cannot be read."""
-        writer = RunWriter(folder, run.id)
+    def _member(self, run: grid.Run, folder: Path) -> Member:
+        """Return a run with its folder; refuse one that holds another run, or cannot be read."""
+        writer, record = RunWriter(folder, run.id), self._record(run)
         if writer.state == "damaged":
             raise UserError(
                 f"{folder}: {writer.problem}; bring the manifest back, use another --workdir, or"
                 " delete that folder to train the run from the start"
             )
-        wanted = json.loads(json.dumps(self._record(run)))
-        if writer.state == "missing":
-            return writer
-        changed = configs.differences(grid.defines(writer.record), grid.defines(wanted))
-        if changed:
+        changed = configs.differences(grid.defines(writer.record), grid.defines(record))
+        if writer.segments and changed:
             raise UserError(
                 f"{folder}: holds another run under this name ({'; '.join(changed[:8])}); use"
                 " another --workdir, or delete that folder to train it again"
             )
         if writer.problem:
             self._progress.say(f"{run.id}: {writer.problem}; the manifest before it is in force")
-        return writer
+        return Member(run, record, writer, self._train.keep_checkpoints)
 
     def _begin(self, member: Member) -> None:
         """Open a run's next segment, and say where it starts and why there."""
@@ -174,8 +171,7 @@ class CohortRun:
                 f"{run.id}: had reached step {reached}, goes on from step {member.step}: {why}; the"
                 " steps between are taken again and give the same numbers"
             )
-        record = json.loads(json.dumps(self._record(run)))
-        now = {"config": record, "environment": self._environment}
+        now = {"config": member.record, "environment": self._environment}
         joins = bool(writer.segments)
         if joins:
             found = segments.differences(writer.segments[-1], now)
@@ -186,8 +182,8 @@ class CohortRun:
                     f"{run.id}: goes on from step {member.step} under other conditions ({said}):"
                     " the last bits of its numbers may differ from an uninterrupted run"
                 )
-        identity = configs.digest(grid.defines(record), 64)
-        writer.begin(record, identity, self._environment, member.step, joins)
+        identity = configs.digest(grid.defines(member.record), 64)
+        writer.begin(member.record, identity, self._environment, member.step, joins)
 
     def _go_on_from_a_shorter_run(self, member: Member) -> None:
         """Take over a finished run that differs in its number of steps only, where that is exact.
@@ -196,19 +192,17 @@ class CohortRun:
         ended at an evaluation. Of every other run of the name it is said what differs.
         """
         run, folder = member.run, member.writer.path
-        wanted = grid.defines(json.loads(json.dumps(self._record(run))))
         for path in sorted(folder.parent.glob(f"{run.id.rsplit('-', 1)[0]}-*")):
             other = RunFolder(path)
             if path == folder or not other.segments:
                 continue
-            old = grid.defines(other.record)
-            changed = configs.differences(old, wanted)
-            end, saved = other.value("step"), SavedStates(other)
+            old, wanted = grid.defines(other.record), grid.defines(member.record)
+            changed, end = configs.differences(old, wanted), other.value("step")
             longer = [c.split(":")[0] for c in changed] == ["train.steps"]
             if (
                 longer and other.state == "done" and end < run.config.train.steps
-                and end in saved.steps and self._train.final_fraction == 1
-                and end % self._train.evaluate_every == 0
+                and self._train.final_fraction == 1 and end % self._train.evaluate_every == 0
+                and end in SavedStates(other).steps
             ):  # fmt: skip
                 member.writer.adopt(other, end)
                 member.checkpoints = Checkpoints(member.writer, self._train.keep_checkpoints)
