@@ -1,25 +1,32 @@
 """Faults on a tiny grid, many of them: kills, torn files, writes that fail. Nothing may be lost.
 
     python -m tests.faults                        the long list, as `make test-faults`
-    python -m tests.faults --kills=500 --damage=300 --writes=0 --seed=7
+    python -m tests.faults --kills=500 --damage=300 --changed=0 --seed=7
 
 Every trial is a process of its own, forked from one that has imported the program but computed
 nothing. A trial holds where the grid, started again until it ends, has the numbers of the grid that
 nobody disturbed; or where it is refused in one line that names what is damaged. The table counts
 the others, and the seed that makes them again.
+
+Writes are killed, torn and refused below Python and below Orbax's storage by a preloaded library
+(`torn_writes.c`); disks that are full or read-only are small tmpfs in a name space of the trial's
+own. Where there is no C compiler, or no right to mount, the table says that it was not tried.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -129,28 +136,123 @@ def damaged(world: World, reference: Path, workdir: Path, rng: random.Random, ki
     return found and f"{found} after {kind} at {at} of {victim.relative_to(workdir)}"
 
 
-def failing(world: World, reference: Path, workdir: Path, k: int) -> str:
-    """Refuse the k-th opening for writing below the workdir with "no space", then go on."""
+COUNT, TORN = 1, {"kill": 2, "tear": 3, "refuse": 4}
+"""What torn_writes.c does to a write."""
+
+
+def _arm(workdir: Path, k: int, kind: int) -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    library.changes.restype = ctypes.c_long
+    library.arm(os.fsencode(f"{workdir}/"), ctypes.c_long(k), kind)
+    return library
+
+
+def torn(world: World, reference: Path, workdir: Path, kind: str, k: int) -> str:
+    """Kill at, tear or refuse the k-th change of a file below the workdir, then go on."""
+    code = world.run(workdir, first=lambda: _arm(workdir, k, TORN[kind]))
+    said = world.said(workdir)
+    if "Traceback" in said or code not in (0, 2, -signal.SIGKILL):
+        return f"code {code} where change {k} met a {kind}"
+    found = same_or_refused(world, reference, workdir, may_refuse=False)
+    return found and f"{found} after a {kind} at change {k}"
+
+
+def changes(world: World, workdir: Path) -> int:
+    """Return how many changes of files an undisturbed grid makes below its workdir."""
+    count = workdir.with_suffix(".count")
 
     def first() -> None:
-        seen = 0
+        library = _arm(workdir, 0, COUNT)
+        leave = os._exit
 
-        def hook(event: str, arguments: tuple) -> None:
-            nonlocal seen
-            if event != "open" or not isinstance(arguments[2], int):
-                return
-            if arguments[2] & (os.O_WRONLY | os.O_RDWR) and str(workdir) in str(arguments[0]):
-                seen += 1
-                if seen == k:
-                    raise OSError(28, "No space left on device", str(arguments[0]))
+        def counted(code: int) -> None:
+            count.write_text(str(library.changes()))
+            leave(code)
 
-        sys.addaudithook(hook)
+        os._exit = counted
 
-    code = world.run(workdir, first=first)
-    said = world.said(workdir)
-    if "Traceback" in said or code not in (0, 2):
-        return f"code {code} where write {k} was refused"
+    world.run(workdir, first=first)
+    return int(count.read_text())
+
+
+def full(world: World, reference: Path, workdir: Path, rng: random.Random, seconds: float) -> str:
+    """Fill the workdir's file system at a random moment; make room again, then go on."""
+    _mount(workdir, "size=16m")
+    process = world.start(workdir)
+    ballast = workdir / "ballast"
+
+    def fill() -> None:
+        time.sleep(rng.uniform(0, 1) * seconds)
+        with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+            size = 1 << 20
+            while size:  # to the last byte
+                try:
+                    file.write(bytes(size))
+                except OSError:
+                    size //= 2
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    code = ended(process)
+    filling.join()
+    ballast.unlink()
+    if "Traceback" in world.said(workdir) or code not in (0, 2):
+        return f"code {code} on a full disk"
     return same_or_refused(world, reference, workdir, may_refuse=False)
+
+
+def read_only(world: World, reference: Path, workdir: Path, rng: random.Random) -> str:
+    """Go on in a workdir on a read-only file system: refused, nothing changed; then go on."""
+    source = rng.choice([reference, reference.with_name("stopped")])
+    _mount(workdir, "size=64m")
+    shutil.copytree(source, workdir, dirs_exist_ok=True)
+    _mount(workdir, "", MS_REMOUNT | MS_RDONLY)
+    code = world.run(workdir)
+    said = world.said(workdir)
+    if "Traceback" in said or code != 2 or not said.strip().startswith("normjax: "):
+        return f"code {code} on a read-only disk"
+    _mount(workdir, "", MS_REMOUNT)
+    return same_or_refused(world, reference, workdir, may_refuse=False)
+
+
+MS_RDONLY, MS_REMOUNT, MS_REC, MS_PRIVATE = 1, 32, 16384, 1 << 18
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+
+
+def _mount(folder: Path, options: str, flags: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    _call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(flags), options.encode())
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def alone(function: Callable[..., str], *arguments: object) -> str:
+    """Call a trial in a process whose mounts are its own; return what it returns.
+
+    Raises:
+      OSError: this user may not mount.
+    """
+    reader, writer = os.pipe()
+    process = os.fork()
+    if not process:
+        try:
+            _call("unshare", CLONE_NEWNS | (CLONE_NEWUSER if os.getuid() else 0))
+            _call("mount", b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+            found = function(*arguments)
+        except BaseException as error:
+            found = f"may not: {error}" if isinstance(error, OSError) else repr(error)
+        os.write(writer, found.encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        found = pipe.read()
+    ended(process)
+    if found.startswith("may not: "):
+        raise OSError(found)
+    return found
 
 
 def limited(world: World, reference: Path, workdir: Path, rng: random.Random) -> str:
@@ -221,14 +323,15 @@ Found = dict[str, tuple[int, list[str]]]
 
 
 def campaign(
-    folder: Path, found: Found, seed: int, kills: int, damage: int, writes: int, limits: int
-) -> None:
+    folder: Path, found: Found, preloaded: bool, seed: int, kills: int, damage: int, changed: int,
+    limits: int, disks: int,
+) -> None:  # fmt: skip
     """Try them all, and put into ``found`` what comes out."""
     world, rng = World(folder), random.Random(seed)
     reference, seconds = prepared(world)
 
     def trial(kind: str, index: int, function: Callable[..., str], *arguments: object) -> None:
-        workdir = folder / f"{kind}-{index}"
+        workdir = folder / f"{kind.replace(' ', '-')}-{index}"
         wrong = function(world, reference, workdir, *arguments)
         count, all_wrong = found.get(kind, (0, []))
         found[kind] = (count + 1, all_wrong + ([f"{index}: {wrong}"] if wrong else []))
@@ -239,26 +342,66 @@ def campaign(
     for i in range(damage):
         kind = rng.choice(["bit", "bit", "cut", "zero", "gone"])
         trial(kind, i, damaged, rng, kind)
-    for k in range(1, writes + 1):
-        trial("refused write", k, failing, k)
+    if changed and preloaded:
+        count = changes(world, folder / "counted")
+        first = max(1, (count - changed) // 2)
+        print(f"{count} changes of files in one grid; of them from {first} on", flush=True)
+        for k in range(first, min(first + changed, count + 1)):
+            for kind in TORN:
+                trial(f"{kind} at change", k, torn, kind, k)
+    elif changed:
+        found["changes: not tried, no C compiler"] = (0, [])
     for i in range(limits):
         trial("limited size", i, limited, rng)
+    try:
+        for i in range(disks):
+            trial("full disk", i, lambda *a: alone(full, *a), rng, seconds)
+            trial("read-only disk", i, lambda *a: alone(read_only, *a), rng)
+    except OSError as error:
+        found[f"disks: not tried, {error}"] = (0, [])
+
+
+LIBRARY = "torn_writes.so"
+
+
+def preload() -> bool:
+    """Start this program again with the library that tears writes; return whether it is loaded."""
+    before = Path(os.environ.pop("LD_PRELOAD", ""))
+    if before.name == LIBRARY:
+        shutil.rmtree(before.parent)  # loaded it stays, and children need no second copy
+        return True
+    library = Path(tempfile.mkdtemp()) / LIBRARY
+    source = Path(__file__).with_name("torn_writes.c")
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        shutil.rmtree(library.parent)
+        return False
+    os.environ["LD_PRELOAD"] = str(library)
+    return bool(os.execv(sys.executable, [sys.executable, "-m", "tests.faults", *sys.argv[1:]]))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
-    for name, default in (("kills", 500), ("damage", 300), ("writes", 120), ("limits", 40),
-                          ("seed", int(time.time()))):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default, meaning in (
+        ("kills", 500, "grids killed one to three times at random moments"),
+        ("damage", 300, "workdirs with one file damaged"),
+        ("changed", 200, "changes of files in a row, each killed, torn and refused"),
+        ("limits", 40, "grids whose files may not grow beyond a size"),
+        ("disks", 20, "grids on a disk that fills up, and on a read-only one"),
+        ("seed", int(time.time()), "what makes the same list again"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=meaning)
     chosen = vars(parser.parse_args())
-    print(f"seed {chosen['seed']}", flush=True)
     found: Found = {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the table so far
+    preloaded = preload()
+    print(f"seed {chosen['seed']}", flush=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
-        campaign(Path(folder), found, **chosen)
-    print(f"{'fault':<16}{'tried':>8}{'lost':>8}")
+        campaign(Path(folder).resolve(), found, preloaded, **chosen)
+    print(f"{'fault':<20}{'tried':>8}{'lost':>8}")
     for kind, (tried, wrong) in found.items():
-        print(f"{kind:<16}{tried:>8}{len(wrong):>8}")
+        print(f"{kind:<20}{tried:>8}{len(wrong):>8}")
         print(*(f"    {line}\n" for line in wrong), sep="", end="")
     return int(any(wrong for _, wrong in found.values()))
 

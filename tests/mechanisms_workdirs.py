@@ -40,7 +40,7 @@ def workdir(
         preset="default", config={"train": {"steps": 600}}, environment={"cpu": "A processor"},
         settings={},
     )  # fmt: skip
-    files.write_json(folder / "mechanisms.json", record)
+    files.write_sealed(folder / "mechanisms.json", record)
     for task, by_variant in excess.items():
         inner, corpus = folder / task, TaskCorpus(task, 16)
         arms = [arm(name, *ABLATION[name][:3]) for name in by_variant]
@@ -60,7 +60,7 @@ def workdir(
             train(inner, run, final, spread=0.0)
             last = RunFolder(inner / "runs" / run["id"]).metrics()[-1]["validation/loss"]
             sampled[run["id"]] = {"loss": last, "standard_error": 0.002, "sequences": 4096}
-        files.write_json(inner / "sampling.json", {"format": 1, "runs": sampled})
+        files.write_sealed(inner / "sampling.json", {"format": 1, "runs": sampled})
     return folder
 
 

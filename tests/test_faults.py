@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 def test_nothing_is_lost_by_a_few_faults():
     # A process of its own: it forks, which a process that has computed must not.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults", "--kills=1", "--damage=2", "--writes=1",
-         "--limits=1", "--seed=3"],
+        [sys.executable, "-m", "tests.faults", "--kills=1", "--damage=2", "--changed=1",
+         "--limits=1", "--disks=1", "--seed=3"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

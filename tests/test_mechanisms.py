@@ -272,9 +272,9 @@ def test_a_loss_below_its_floor_stands_at_the_top(tmp_path):
 def test_two_evaluations_that_disagree_are_reported(tmp_path):
     made.workdir(tmp_path, {"copy": {"full": 0.001}})
     path = tmp_path / "copy" / "sampling.json"
-    sampled = files.read_json(path)
+    sampled = files.read_object(path)
     next(iter(sampled["runs"].values()))["loss"] += 0.01
-    files.write_json(path, sampled)
+    files.write_sealed(path, sampled)
     alarms = answers.alarms(mechanisms_data.read_mechanisms(tmp_path))
     assert len(alarms) == 1 and "+0.01000 nats off" in alarms[0]
 

@@ -266,8 +266,8 @@ def test_what_is_stored(tmp_path):
     assert stored.prediction == MINE and stored.problem == ""
     assert before <= datetime.fromisoformat(kept["stored"]) <= datetime.now(UTC)
     assert datetime.fromisoformat(kept["stored"]).utcoffset().total_seconds() == 0
-    assert kept["format"] == 1 and kept["steps_taken"] == 0 and kept["grid_sha256"] == "G"
-    assert kept["kind"] == "ranking" and kept["author"] == "me" and len(kept["sha256"]) == 64
+    assert kept["format"] == 2 and kept["steps_taken"] == 0 and kept["grid_sha256"] == "G"
+    assert kept["kind"] == "ranking" and kept["author"] == "me" and len(kept["seal"]) == 64
 
 
 @pytest.mark.parametrize("kind", ["metrics", "status", "checkpoints", "quarantine"])
@@ -318,7 +318,7 @@ def test_every_changed_field_is_noticed(tmp_path):
     settle(tmp_path)
     whole = (tmp_path / "prediction.json").read_bytes()
     kept = json.loads(whole)
-    for name in set(kept) - {"format", "sha256"}:
+    for name in set(kept) - {"seal"}:
         edit(tmp_path, **{name: "2020-01-01"})
         assert loaded(tmp_path).problem == "was changed after it was stored", name
     (tmp_path / "prediction.json").write_bytes(whole)
@@ -333,7 +333,7 @@ def test_every_changed_field_is_noticed(tmp_path):
 def test_a_change_with_a_new_hash_is_noticed_by_the_plan(tmp_path):
     settle(tmp_path)
     kept = edit(tmp_path, stored="2020-01-01T00:00:00+00:00")
-    edit(tmp_path, sha256=record.digest(kept))
+    files.write_sealed(tmp_path / "prediction.json", kept)
     assert loaded(tmp_path).problem == "was changed after it was stored"
     step(tmp_path, 5)
     with pytest.raises(UserError, match="not stored before the first step"):

@@ -312,7 +312,7 @@ def test_a_damaged_survey_says_how_to_get_it_back(tmp_path, workdir):
     folder, *_ = workdir
     (tmp_path / "survey.json").write_bytes((folder / "work" / "survey.json").read_bytes())
     (tmp_path / "spectra.npz").write_bytes(b"no zip")
-    with pytest.raises(UserError, match="spectra.npz cannot be read"):
+    with pytest.raises(UserError, match="spectra.npz is not what was sealed; run it again"):
         survey_data.read_survey(tmp_path)
 
 

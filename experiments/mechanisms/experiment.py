@@ -174,7 +174,7 @@ def run(config: MechanismsExperiment, preset: str, options: Options) -> Outcome 
             settings={name: configs.to_dict(plan) for name, plan in plans.items()},
             environment=provenance.environment(),
         )  # fmt: skip
-        files.write_json(workdir / "mechanisms.json", record)
+        files.write_sealed(workdir / "mechanisms.json", record)
         for name, plan in plans.items():
             inner = dataclasses.replace(options, workdir=workdir / name)
             print(f"task {name}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +119,15 @@ def read_survey(workdir: Path) -> Survey:
     Raises:
       UserError: one is missing or damaged, or of another format.
     """
-    record = files.read_object(workdir / "survey.json")
-    if record is None or record.get("format") != FORMAT:
-        raise UserError(
-            f"workdir={workdir}: holds no survey.json of format {FORMAT}; run it again:"
-            " python launch.py --experiment=spectrum"
-        )
+    again = "; run it again: python launch.py --experiment=spectrum"
     try:
-        with np.load(workdir / "spectra.npz") as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"workdir={workdir}: spectra.npz cannot be read ({error}); run it again:"
-            " python launch.py --experiment=spectrum"
-        ) from None
+        record = files.read_sealed(workdir / "survey.json")
+    except ValueError as error:
+        raise UserError(f"workdir={workdir}: survey.json: {error}{again}") from None
+    if record is None or record.get("format") != FORMAT:
+        raise UserError(f"workdir={workdir}: holds no survey.json of format {FORMAT}{again}")
+    with np.load(io.BytesIO(files.read_bytes(workdir / "spectra.npz") or b"")) as file:
+        arrays = {name: file[name] for name in file.files}
     points = []
     for number, entry in enumerate(record.pop("conditions")):
         head = f"{number}/"

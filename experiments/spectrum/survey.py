@@ -109,7 +109,8 @@ def survey(
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **cast(dict[str, Any], arrays))
     files.write_bytes(folder / "spectra.npz", buffer.getvalue())
-    files.write_json(folder / "survey.json", {"format": FORMAT, **record, "conditions": entries})
+    found = {"format": FORMAT, **record, "conditions": entries}
+    files.write_sealed(folder / "survey.json", found, beside=("spectra.npz",))
 
 
 def _arrays(found: Measured) -> dict[str, np.ndarray]:

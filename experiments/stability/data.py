@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normjax.diagnostics import verdict
 from normjax.diagnostics.log import read_diagnostics
 from normjax.reporting import explanations, loading, palette, rank_correlation, statistics
 from normjax.reporting.palette import Look
 from normjax.reporting.results import DIVERGED, UNFINISHED, Results, RunResult
 from normjax.reporting.statistics import Estimate
-from normjax.runs import files
 from normjax.runs.run_folder import run_folder
 
 ARMS = PRE, POST, BARE, NO_RESIDUAL = "pre", "post", "none", "no-residual"
@@ -225,8 +225,8 @@ def _trial(results: Results, run: RunResult, place: Place, unigram: float | None
         outcome, loss = OPEN, None
     else:
         outcome = IS_STUCK if unigram is not None and loss > unigram - STUCK else TRAINS
-    verdict = files.read_object(folder / "verdict.json") or {}
-    return Trial(place, run.rates.learning_rate, run.seed, outcome, loss, start, folder, verdict)
+    said = verdict.read(folder)
+    return Trial(place, run.rates.learning_rate, run.seed, outcome, loss, start, folder, said)
 
 
 # --- what predicts the outcome ----------------------------------------------------------------

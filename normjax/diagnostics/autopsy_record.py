@@ -21,7 +21,7 @@ from normjax.diagnostics.bands import Band
 from normjax.diagnostics.events import DRIFT, NON_FINITE, Event
 from normjax.diagnostics.evidence import Evidence, Series, gather
 from normjax.runs import files
-from normjax.runs.run_folder import lines_of, text_of
+from normjax.runs.run_folder import RunFolder, lines_of, text_of
 
 FILE, DIAGNOSTICS_FILE = "autopsy.json", "autopsy.jsonl"
 MOVED = 5.0
@@ -170,14 +170,18 @@ def write(
     """Write what was measured while replaying to ``autopsy.jsonl``, then ``autopsy.json``."""
     text = b"".join(text_of(log.line(step, values)) for step, values in samples)
     files.write_bytes(run_dir / DIAGNOSTICS_FILE, text)
-    files.write_json(run_dir / FILE, autopsy.record())
+    record = autopsy.record() | {"run": RunFolder(run_dir).value("run")}
+    files.write_sealed(run_dir / FILE, record, beside=(DIAGNOSTICS_FILE,))
 
 
 def read(run_dir: str | Path) -> tuple[Autopsy, dict[str, Series]] | None:
-    """Return an autopsy and its dense diagnostics; None where there is none, or it is damaged."""
+    """Return an autopsy and its dense diagnostics.
+
+    None where there is none, or it is damaged, or another run's.
+    """
     folder = Path(run_dir)
     record = files.read_object(folder / FILE)
-    if record is None:
+    if record is None or record.pop("run", None) != RunFolder(folder).value("run"):
         return None
     try:
         record.pop("reproduced", None)

@@ -23,6 +23,7 @@ from normjax.diagnostics.bands import Band, VerdictConfig
 from normjax.diagnostics.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SPIKE, Event
 from normjax.diagnostics.evidence import METRICS, Evidence
 from normjax.runs import files
+from normjax.runs.run_folder import RunFolder
 
 STATES = ("well behaved", "drifting", "unstable", "diverged", "unknown")
 FILE = "verdict.json"
@@ -99,9 +100,15 @@ def write(run_dir: Path, verdict: Verdict) -> None:
 
     A file that says the same already is left alone.
     """
-    record = files.strict(verdict.record())
+    record = files.strict(verdict.record() | {"run": RunFolder(run_dir).value("run")})
     if files.read_object(run_dir / FILE) != record:
-        files.write_json(run_dir / FILE, record)
+        files.write_sealed(run_dir / FILE, record)
+
+
+def read(run_dir: Path) -> dict[str, Any]:
+    """Return ``verdict.json``; empty where there is none, or it is damaged, or another run's."""
+    record = files.read_object(run_dir / FILE) or {}
+    return record if record.get("run") == RunFolder(run_dir).value("run") else {}
 
 
 def _events(found: Evidence, config: VerdictConfig) -> list[Event]:

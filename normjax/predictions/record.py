@@ -1,9 +1,9 @@
 """A prediction in a workdir: stored once, before the first step, with its time and its hash.
 
 ``prediction.json`` holds what was expected, when it was stored, how many steps the workdir's runs
-had taken then, and two SHA-256: of the grid that it is about, and of all its other fields. The
-second one is written into ``grid.json`` too. A record that was edited, replaced, removed or added
-later is noticed; whoever edits both files with care is not.
+had taken then, and the SHA-256 of the grid that it is about. It is sealed, and its seal is written
+into ``grid.json`` too. A record that was edited, replaced, removed or added later is noticed;
+whoever edits both files with care is not.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from normjax import configs
 from normjax.errors import UserError
 from normjax.predictions.prediction import Prediction, from_json, to_json
 from normjax.runs import files
 from normjax.runs.run_folder import RunFolder
 
-FORMAT = 1
+FORMAT = 2
 FILE = "prediction.json"
 
 
@@ -33,12 +32,6 @@ class Stored:
     prediction: Prediction | None
     record: dict[str, Any]
     problem: str = ""
-
-
-def digest(record: dict[str, Any]) -> str:
-    """Return the SHA-256 of a record's canonical JSON without its own field ``sha256``."""
-    kept = {name: value for name, value in record.items() if name != "sha256"}
-    return configs.digest(kept, 64)
 
 
 def steps_taken(workdir: Path) -> int:
@@ -79,7 +72,7 @@ def check(workdir: Path, argument: str, prediction: Prediction | None, grid: str
     stored = _read(path)
     if stored.problem or stored.prediction is None:
         raise UserError(f"{argument}: {path} {stored.problem}{another}")
-    if steps and _registered(workdir) != stored.record["sha256"]:
+    if steps and _registered(workdir) != stored.record["seal"]:
         raise UserError(f"{argument}: {path} was not stored before the first step{another}")
     if stored.record.get("grid_sha256") != grid:
         raise UserError(
@@ -110,11 +103,11 @@ def settle(
         known = _registered(workdir)
         if known is None and path.exists() and not steps_taken(workdir):
             stored = _read(path)  # a kill came between the two files
-            known = None if stored.problem else stored.record["sha256"]
+            known = None if stored.problem else stored.record["seal"]
         return {"sha256": known} if known else None
     stored = check(workdir, argument, prediction, grid)
     if stored is not None:
-        return {"sha256": stored.record["sha256"]}
+        return {"sha256": stored.record["seal"]}
     record = {
         "format": FORMAT,
         "stored": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,9 +116,7 @@ def settle(
         **to_json(prediction),
         "grid_sha256": grid,
     }
-    record["sha256"] = digest(record)
-    files.write_json(path, record)
-    return {"sha256": record["sha256"]}
+    return {"sha256": files.write_sealed(path, record)}
 
 
 def read_stored(workdir: Path, plan: dict[str, Any]) -> Stored | None:
@@ -146,7 +137,7 @@ def read_stored(workdir: Path, plan: dict[str, Any]) -> Stored | None:
         return stored
     if registered is None:
         problem = "was not stored by this program before the runs began"
-    elif registered != stored.record["sha256"]:
+    elif registered != stored.record["seal"]:
         problem = "was changed after it was stored"
     elif stored.record.get("grid_sha256") != plan.get("identity"):
         problem = "was stored for another configuration of this grid than the one that ran"
@@ -165,14 +156,10 @@ def _hash_of(plan: dict[str, Any]) -> str | None:
 
 
 def _read(path: Path) -> Stored:
-    record = files.read_object(path)
-    if record is None:
-        return Stored(None, {}, "was changed after it was stored: it cannot be read")
-    if record.get("format") != FORMAT:
-        return Stored(None, {}, f"has format {record.get('format')!r}, not {FORMAT}")
-    if digest(record) != record.get("sha256"):
-        return Stored(None, {}, "was changed after it was stored")
     try:
+        record = files.read_sealed(path) or {}
+        if record.get("format") != FORMAT:
+            return Stored(None, {}, f"has format {record.get('format')!r}, not {FORMAT}")
         return Stored(from_json(record), record)
-    except (KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return Stored(None, {}, "was changed after it was stored")

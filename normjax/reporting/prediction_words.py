@@ -102,7 +102,7 @@ def section(
             "prediction.json</a>, SHA-256 <code>{}…</code>,"
             ' <a href="figures/prediction.csv">data</a>.',
             averaged if prediction.subject == SERIES else "",
-            str(judged.stored.record.get("sha256", ""))[:16],
+            str(judged.stored.record.get("seal", ""))[:16],
         )]  # fmt: skip
     return [Section("predicted", "Predicted and measured", blocks)]
 

@@ -1,4 +1,4 @@
-"""Whether a workdir is what its runs sealed: every manifest, record and checkpoint file."""
+"""Whether a workdir is what was sealed: every manifest, record, checkpoint and result."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from normjax.errors import UserError
 from normjax.runs import files, segments
-from normjax.runs.run_folder import RunFolder, run_folder
+from normjax.runs.run_folder import BEFORE, MANIFEST, RunFolder, run_folder
 
 
 def check(workdir: Path) -> tuple[list[str], int]:
-    """Return lines on every run of a workdir, and how many of them are not as sealed.
+    """Return lines on every run of a workdir and on damaged results, and how many are damaged.
 
     A workdir whose experiment keeps several grids in folders of their own is checked grid by grid.
 
@@ -27,7 +27,21 @@ def check(workdir: Path) -> tuple[list[str], int]:
         for name, problems, more in _runs(plan):
             bad += bool(problems)
             lines.append(f"{name}: {'; '.join(problems) if problems else 'as sealed'}{more}")
-    return lines, bad
+    found = list(_results(workdir))
+    return lines + found, bad + len(found)
+
+
+def _results(workdir: Path) -> Iterator[str]:
+    """Yield a line on every result of a workdir, its grids and runs that is not as sealed."""
+    for path in sorted(workdir.rglob("*.json")):
+        if path.name in ("grid.json", MANIFEST, BEFORE) or {"checkpoints", "quarantine"} & {
+            *path.relative_to(workdir).parts
+        }:
+            continue
+        try:
+            files.read_sealed(path)
+        except ValueError as error:
+            yield f"{path.relative_to(workdir)}: {error}"
 
 
 def _runs(plan: Path) -> Iterator[tuple[str, list[str], str]]:

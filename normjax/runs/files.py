@@ -2,8 +2,9 @@
 
 A workdir may come from elsewhere. Below the folder that a user named no link is followed, nothing
 but regular files is opened, a name read from a file must fit a pattern before it is part of a path,
-and JSON that counts is sealed: it holds the SHA-256 of itself. Files are written whole (temporary
-file, fsync, rename, fsync of the folder): readers see the old file or the new one, never half.
+and JSON is sealed: it holds the SHA-256 of itself, and of files that belong to it. Files are
+written whole (temporary file, fsync, rename, fsync of the folder): readers see the old file or the
+new one, never half.
 
 No JAX is imported here: the folders are read on any laptop.
 """
@@ -175,41 +176,19 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically; non-finite floats become null."""
-    write_bytes(path, (json.dumps(strict(value), indent=1, allow_nan=False) + "\n").encode())
+def write_sealed(path: Path, value: dict[str, Any], beside: tuple[str, ...] = ()) -> str:
+    """Write an object with the SHA-256 of its canonical form under "seal"; return the seal.
 
-
-def read_json(path: Path) -> Any:
-    """Return the JSON value of a file, or None where the file does not exist.
-
-    Raises:
-      ValueError: it is no JSON.
-      UserError: it is no file to be read.
+    Non-finite floats become null. ``beside`` names files of the same folder, written before, that
+    count only together with it: their SHA-256 is sealed too, under "files".
     """
-    content = read_bytes(path)
-    if content is None:
-        return None
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("brackets nested too deeply") from None
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object of a file, or None where it is missing or damaged."""
-    try:
-        value = read_json(path)
-    except ValueError:  # not JSON, or not UTF-8
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def write_sealed(path: Path, value: dict[str, Any]) -> str:
-    """Write an object with the SHA-256 of its canonical form under "seal"; return the seal."""
-    plain = {k: v for k, v in json.loads(canonical(value)).items() if k != "seal"}
+    plain = json.loads(json.dumps(strict(value), allow_nan=False))  # as it will be read
+    plain.pop("seal", None)
+    if beside:
+        plain["files"] = {name: digest(path.with_name(name)) for name in beside}
     seal = sha256(canonical(plain))
-    write_json(path, plain | {"seal": seal})
+    text = json.dumps(plain | {"seal": seal}, indent=1, allow_nan=False) + "\n"
+    write_bytes(path, text.encode())
     return seal
 
 
@@ -217,14 +196,31 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     """Return a sealed object; None where there is no file.
 
     Raises:
-      ValueError: it is no sealed object, or another one than was sealed.
+      ValueError: it is no sealed object, or another one than was sealed, or a file that belongs to
+        it is; or it is no file to be read (``UserError``).
     """
-    value = read_json(path)
-    if value is None:
+    content = read_bytes(path)
+    if content is None:
         return None
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError("brackets nested too deeply") from None
     if not isinstance(value, dict) or "seal" not in value:
         raise ValueError("it is not sealed")
     plain = {k: v for k, v in value.items() if k != "seal"}
     if sha256(canonical(plain)) != value["seal"]:
         raise ValueError("it is not what was sealed")
+    for name, wanted in value.get("files", {}).items():
+        if digest(below(path.parent, name)) != wanted:
+            raise ValueError(f"{name} is not what was sealed")
     return value
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return what was given to be sealed, or None where it is missing or damaged."""
+    try:
+        value = read_sealed(path)
+    except ValueError:
+        return None
+    return value and {k: v for k, v in value.items() if k not in ("seal", "files")}

@@ -96,4 +96,4 @@ def rescore(workdir: Path, corpus: TaskCorpus, count: int) -> None:
             "loss": float(losses.mean()), "standard_error": standard_error(losses),
             "sequences": len(losses),
         }  # fmt: skip
-    files.write_json(path, {"format": 1, "runs": known})
+    files.write_sealed(path, {"format": 1, "runs": known})

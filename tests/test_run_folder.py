@@ -16,10 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import report_workdirs
 import run_folders
 
+from normjax.diagnostics import autopsy_record
 from normjax.errors import UserError
-from normjax.runs import files, provenance, segments
+from normjax.reporting import report
+from normjax.runs import checking, files, provenance, segments
 from normjax.runs.experiment import LockedError, locked, stop_on_signals
 from normjax.runs.run_folder import (
     FINISHED,
@@ -110,11 +113,12 @@ def test_every_flipped_bit_of_a_record_is_noticed_and_costs_its_line_only(tmp_pa
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, float(np.float32("nan"))])
 def test_what_is_not_finite_is_null(tmp_path, value):
     run_folders.write(tmp_path, [{"step": 0, "a": value, "b": [value, 1.0], "c": {"d": value}}])
-    files.write_json(tmp_path / "x.json", {"a": (value, 2), "b": {"c": value}})
+    files.write_sealed(tmp_path / "x.json", {"a": (value, 2), "b": {"c": value}})
     found = strict((tmp_path / METRICS).read_text())
     assert found.pop("check") and found == {"step": 0, "a": None, "b": [None, 1.0],
                                             "c": {"d": None}}  # fmt: skip
-    assert strict((tmp_path / "x.json").read_text()) == {"a": [None, 2], "b": {"c": None}}
+    kept = strict((tmp_path / "x.json").read_text())
+    assert kept.pop("seal") and kept == {"a": [None, 2], "b": {"c": None}}
 
 
 # --- the manifest ---------------------------------------------------------------------------------
@@ -222,15 +226,34 @@ def test_one_table_says_what_another_value_means(field, kind):
 
 def test_json_comes_back_and_folders_are_made(tmp_path):
     value = {"text": "naïve ☃", "list": [1, 2.5, None, True], "nested": {"a": {}}}
-    files.write_json(tmp_path / "a/b/c.json", value)
-    assert files.read_json(tmp_path / "a/b/c.json") == value
-    assert files.read_json(tmp_path / "a/b/none.json") is None
+    files.write_sealed(tmp_path / "a/b/c.json", value)
+    assert files.read_object(tmp_path / "a/b/c.json") == value
+    assert files.read_object(tmp_path / "a/b/none.json") is None
+
+
+def test_what_is_not_as_sealed_is_not_read(tmp_path):
+    path, other = tmp_path / "x.json", tmp_path / "x.bin"
+    other.write_bytes(b"abc")
+    seal = files.write_sealed(path, {"a": 1}, beside=("x.bin",))
+    assert files.read_object(path) == {"a": 1} and files.read_sealed(path)["seal"] == seal
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"a": 1', b'"a": 2'))
+    with pytest.raises(ValueError, match="it is not what was sealed"):
+        files.read_sealed(path)
+    assert files.read_object(path) is None
+    path.write_bytes(whole)
+    other.write_bytes(b"abd")
+    with pytest.raises(ValueError, match="x.bin is not what was sealed"):
+        files.read_sealed(path)
+    other.unlink()
+    with pytest.raises(ValueError, match="x.bin: cannot be read"):
+        files.read_sealed(path)
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_write_that_does_not_end_leaves_the_old_file(tmp_path, monkeypatch, step):
     path = tmp_path / "x.json"
-    files.write_json(path, {"state": "running"})
+    files.write_sealed(path, {"state": "running"})
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -238,32 +261,32 @@ def test_a_write_that_does_not_end_leaves_the_old_file(tmp_path, monkeypatch, st
     with monkeypatch.context() as patch:
         patch.setattr(os, step, full)
         with pytest.raises(OSError, match="No space"):
-            files.write_json(path, {"state": "done"})
-    assert files.read_json(path) == {"state": "running"}
+            files.write_sealed(path, {"state": "done"})
+    assert files.read_object(path) == {"state": "running"}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]  # nothing is left lying about
 
 
 def test_a_value_that_is_no_json_leaves_the_old_file(tmp_path):
     path = tmp_path / "x.json"
-    files.write_json(path, {"state": "running"})
+    files.write_sealed(path, {"state": "running"})
     with pytest.raises(TypeError):
-        files.write_json(path, {"state": object()})
-    assert files.read_json(path) == {"state": "running"}
+        files.write_sealed(path, {"state": object()})
+    assert files.read_object(path) == {"state": "running"}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_readers_see_the_old_or_the_new_file_never_half(tmp_path):
     path, stop, seen = tmp_path / "x.json", threading.Event(), set()
-    files.write_json(path, [0] * 5000)
+    files.write_sealed(path, {"values": [0] * 5000})
 
     def read():
         while not stop.is_set():
-            seen.add(tuple(files.read_json(path)))
+            seen.add(tuple(files.read_sealed(path)["values"]))
 
     reader = threading.Thread(target=read)
     reader.start()
     for i in range(1, 40):
-        files.write_json(path, [i] * 5000)
+        files.write_sealed(path, {"values": [i] * 5000})
     stop.set()
     reader.join()
     assert all(len(set(value)) == 1 and len(value) == 5000 for value in seen)
@@ -496,3 +519,29 @@ def test_no_setting_of_jax_changes_initial_values():
         assert done.returncode == 0, done.stderr[-2000:]
         out.append(done.stdout)
     assert out[0] == out[1]
+
+
+# --- all of a workdir -----------------------------------------------------------------------------
+
+
+def test_whatever_is_changed_in_a_workdir_is_found(tmp_path):
+    report_workdirs.ablation(tmp_path)
+    report.write(tmp_path)
+    run = next((tmp_path / "runs").iterdir())
+    autopsy_record.write(run, autopsy_record.examine([], 9, 5, ()), [(6, {"loss/value": [1.0]})])
+    (tmp_path / "notes.txt").write_text("mine")
+    lines, bad = checking.check(tmp_path)
+    assert bad == 0 and all("as sealed" in line for line in lines)
+    inside = [p for p in tmp_path.rglob("*.json*") if p.name != "manifest.before.json"]
+    assert {p.name for p in inside} >= {"grid.json", "manifest.json", "verdict.json", "autopsy.json",
+                                       "autopsy.jsonl", "metrics.jsonl"}  # fmt: skip
+    for path in inside:
+        whole = path.read_bytes()
+        if not whole:
+            continue
+        at = whole.index(b":") + 2
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        lines, bad = checking.check(tmp_path)
+        assert bad == 1, path
+        path.write_bytes(whole)
+    assert checking.check(tmp_path)[1] == 0
