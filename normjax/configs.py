@@ -7,6 +7,7 @@ be stands in its declaration; :func:`check` holds every field to it.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import json
@@ -82,8 +83,14 @@ class Limits:
         return (
             (isinstance(value, int) or math.isfinite(value))  # an int may be beyond all floats
             and (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)
+            and self.inside(value)
+        )
+
+    def inside(self, value: Any) -> bool:
+        """Whether a value lies within the ends that are not allowed themselves."""
+        return isinstance(value, str) or (
+            (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
         )
 
@@ -204,13 +211,16 @@ def _wrong(leaf: Leaf) -> tuple[Any, str, Any] | None:
             kept.append(value)
             continue
         is_typed = isinstance(value, base) and (base is bool or not isinstance(value, bool))
-        if is_typed and limits.admit(value):
+        admitted = is_typed and limits.admit(value)
+        single = _single(value) if admitted and isinstance(value, float) else value
+        if admitted and bool(single) == bool(value) and limits.inside(single):
             kept.append(value)
             continue
         close = closest(value, limits.names()) if isinstance(value, str) else None
         if close is not None:
             kept.append(close)
         why = f"must be {(limits.words or 'finite') if is_typed else kind}"
+        why = f"{why}, and in float32 it is {single:g}" if admitted else why
         first = first or (value, why + (f"; did you mean {close!r}?" if close else ";"))
     once = list(dict.fromkeys(kept)) if limits.distinct else kept
     if first is None and len(values) < limits.fewest:
@@ -223,6 +233,16 @@ def _wrong(leaf: Leaf) -> tuple[Any, str, Any] | None:
     if len(once) < max(1, limits.fewest):
         return value, why, leaf.usual
     return value, why, tuple(once) if leaf.is_list else once[0]
+
+
+def _single(value: float) -> float:
+    """Return what a number is in float32, in which it will be computed with; a subnormal one is 0.
+
+    >>> _single(0.99999999), _single(1e-60), _single(0.5)
+    (1.0, 0.0, 0.5)
+    """
+    single = ctypes.c_float(value).value
+    return single if abs(single) >= 2.0**-126 else 0.0
 
 
 def shown(value: Any) -> str:

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from normjax.decoder_config import DecoderConfig
 from normjax.equation import MODEL_NORM
+from normjax.mixing import softmax_over
 from normjax.norms import NormLayer
 
 DIAGNOSTICS, SHIFTS = "diagnostics", "shifts"
@@ -142,9 +142,8 @@ class Attention(nn.Module):
         )
         logits = tapped(self, "logits", softcap(logits, c.attention_softcap))
         causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
-        # The most negative finite number, not -inf: inf - inf in a derivative would be NaN.
-        logits = jnp.where(jnp.tile(causal, (G, 1)), logits, jnp.finfo(logits.dtype).min)
-        p_BKRS = tapped(self, "probabilities", jax.nn.softmax(logits, axis=-1)).astype(v.dtype)
+        p_BKRS = softmax_over(jnp.tile(causal, (G, 1)), logits)
+        p_BKRS = tapped(self, "probabilities", p_BKRS).astype(v.dtype)
         o = (p_BKRS @ v_BKSC).reshape(batch, K, G, length, C)
         o = o.transpose(0, 3, 1, 2, 4).reshape(batch, length, K * G * C)
         out_std = gain * c.initialization.output_stddev(K * G * C, width, c.depth)

@@ -25,6 +25,16 @@ from jax import Array
 from normjax.norm_derivatives import Floats, rms_norm_derivative
 from normjax.norms import rms_norm
 
+
+def softmax_over(there: Array, logits: Array) -> Array:
+    """Return the softmax over the last axis of the entries that are there; each row has one.
+
+    The others are -inf, not the most negative number: a logit may overflow to -inf, and beside that
+    number it would give all weight to what is not there. So it is NaN, which is noticed.
+    """
+    return jax.nn.softmax(jnp.where(there, logits, -jnp.inf), axis=-1)
+
+
 Start = Callable[[Any, int], Any]
 """Values of weights at a sub-layer: ``(position, rows) -> (m, n)``, JAX or nested lists."""
 
@@ -117,8 +127,7 @@ class SoftmaxOverSources:
         wide = state.astype(jnp.promote_types(state.dtype, jnp.float32))
         logits = rms_norm(wide, eps=self.eps) @ parameters["query"].astype(wide.dtype)
         filled = jnp.arange(state.shape[-2]) <= position
-        logits = jnp.where(filled, logits, jnp.finfo(logits.dtype).min)
-        return jax.nn.softmax(logits, axis=-1)[..., None, :].astype(state.dtype)
+        return softmax_over(filled, logits)[..., None, :].astype(state.dtype)
 
     def derivative(self, parameters: Mapping[str, Any], state: Floats, position: int) -> Floats:
         """Return dW / dH (..., 1, n, n d): W_i (s_i - sum_j W_j s_j) with s_i = d logit_i / dH."""

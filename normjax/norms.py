@@ -62,6 +62,17 @@ def _power_of_two(bits: Array, dtype: Any) -> Array:
     return jnp.clip(power, info.smallest_normal, 0.25 / info.smallest_normal)
 
 
+def power_of_two_near(largest: Array) -> tuple[Array, Array]:
+    """Return (c, 1 / c) for numbers >= 0: c a power of two near them, both of them normal numbers.
+
+    What is at most ``largest`` can be multiplied by 1 / c, squared and summed; dividing by
+    ``largest`` itself would not do: near the end of the range its inverse is read as zero. 1 / c is
+    walled off from the compiler, which would move it out of the sum of squares.
+    """
+    c = _power_of_two(_bits(largest), largest.dtype)
+    return c, jax.lax.optimization_barrier(1 / c)
+
+
 def _at_most(bound: float, product: Array) -> Array:
     """Return a product that is known not to pass ``bound``, walled off from the compiler.
 

@@ -351,6 +351,31 @@ def test_a_save_that_does_not_end_leaves_the_one_before_in_force(run_dir, monkey
     assert newest(run_dir)[-1] == 30
 
 
+def test_all_is_on_disk_before_the_manifest_names_it(run_dir, monkeypatch):
+    """Every file and folder of a save is synced as it is then; so is the manifest's own file."""
+    synced, named = {}, []
+    fsync, replace = os.fsync, os.replace
+
+    def look(number):
+        fsync(number)
+        state = os.fstat(number)
+        synced[state.st_ino] = state.st_mtime_ns
+
+    def rename(old, new):
+        if Path(new).name == "manifest.json":
+            folder = run_dir / "checkpoints/30"
+            all_of_it = [Path(old), folder, folder.parent, *folder.rglob("*")]
+            named.append([p for p in all_of_it if p.exists()
+                          and synced.get(p.stat().st_ino) != p.stat().st_mtime_ns])  # fmt: skip
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", look)
+    monkeypatch.setattr(os, "replace", rename)
+    Checkpoints(RunWriter(run_dir)).save(30, tree(30))
+    assert named and named[0] == [], named
+    assert newest(run_dir)[-1] == 30
+
+
 def test_a_full_disk_leaves_the_one_before_in_force(run_dir, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -13,6 +13,7 @@ from absl import flags
 from experiments import cli
 from normjax import configs
 from normjax.errors import UserError, check_choice, suggest
+from normjax.runs import grid
 
 ROOT = Path(__file__).parent.parent
 
@@ -243,6 +244,22 @@ def test_a_value_outside_its_limits_is_one_line_with_the_fix(message):
     with pytest.raises(UserError) as caught:
         configs.check(Limited(**REFUSED[message]))
     assert str(caught.value) == f"config.{message}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "single"),
+    [
+        ("train.beta1", 0.99999999, "1"), ("train.beta2", 0.99999999, "1"),  # 1 - beta^t is 0
+        ("train.adam_eps", 1e-60, "0"), ("train.adam_eps", 1e-39, "0"), ("train.clip", 1e-50, "0"),
+        ("train.learning_rate", 1e-60, "0"), ("model.norm_eps", 1e-60, "0"),
+        ("grid.learning_rates", (1e-3, 1e-60), "0"),
+    ],
+)  # fmt: skip
+def test_a_number_that_float32_makes_another_kind_of_is_refused(path, value, single):
+    """Right as it is written, and 0 or 1 where it is computed with: all updates 0 or NaN."""
+    config = configs.replace(grid.ExperimentConfig(), {path: value})
+    with pytest.raises(UserError, match=f"^config.{path}=.*, and in float32 it is {single}; pass "):
+        configs.check(config)
 
 
 def test_limits_are_held_to_at_every_depth_and_may_differ_by_place():

@@ -218,6 +218,24 @@ def test_no_position_sees_the_future(name, residual):
         assert float(jnp.max(jnp.abs(other[:, t:] - logits[:, t:]))) > 1e-3
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e17, 1e19, 1e20, 1e25])
+def test_no_position_sees_the_future_where_logits_overflow(scale):
+    """A logit of -inf may make a NaN, which is noticed; it may not make room for what comes."""
+    config = dataclasses.replace(TINY, width=4, heads=1, positions="none")
+    layer, eye = attention.Attention(config), {"kernel": jnp.eye(4)}
+    params = dict.fromkeys(("query", "key", "value", "output"), eye)
+    x = jnp.eye(4)[None, :3] * jnp.float32(scale)
+    for sign in (1.0, -1.0):
+        signed = {"params": params | {"key": {"kernel": sign * jnp.eye(4)}}}
+        first, slope = (
+            transform(lambda x, p=signed: layer.apply(p, x)[0, 0])(x)
+            for transform in (lambda f: f, jax.jacrev)
+        )
+        # The first position sees itself only: its output is its own value, or no number.
+        assert bool(jnp.isnan(first).all()) or chex.assert_trees_all_close(first, x[0, 0]) is None
+        assert not np.isfinite(slope).all() or not np.any(slope[:, 0, 1:])
+
+
 @pytest.mark.parametrize(("name", "residual"), some("pre", "post"))
 def test_scanned_and_recomputed_equals_unrolled(name, residual):
     """The same sums in another order: a few dozen roundings of each array's largest entry."""

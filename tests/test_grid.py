@@ -229,6 +229,16 @@ def test_a_cell_that_cannot_be_built_is_refused_too():
         grid.check(ExperimentConfig(), [FULL, odd], devices=1)
 
 
+def test_a_workdir_of_another_version_is_refused_before_it_is_overwritten(tmp_path):
+    for plan in ({"format": 2, "runs": []}, {"format": 4, "seal": "x"}):
+        (tmp_path / "grid.json").write_text(json.dumps(plan))
+        with pytest.raises(UserError, match=f"format {plan['format']}, .* format 3; use another"):
+            grid.check_format(tmp_path)
+    (tmp_path / "grid.json").write_text("{")  # a torn one is made anew
+    grid.check_format(tmp_path)
+    grid.check_format(tmp_path / "new")
+
+
 @pytest.mark.parametrize("field", ["learning_rates", "weight_decays", "init_scales"])
 def test_a_value_listed_twice_does_not_plan_two_runs_of_one_name(field):
     """Two runs of one name would write into one folder."""

@@ -1,7 +1,12 @@
 """Every run keeps what it has: laggards, lost folders, torn records, more seeds, more steps."""
 
+import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,15 +14,17 @@ import pytest
 from normjax import configs
 from normjax.data import corpora
 from normjax.errors import UserError
-from normjax.runs import grid
+from normjax.runs import grid, segments
 from normjax.runs.cohort_run import CohortRun
 from normjax.runs.progress import Progress, TimeLeft
 from normjax.runs.run_folder import METRICS, RunFolder
 from normjax.runs.signals import StopRequest
+from normjax.training.checkpoints import SavedStates
 from normjax.training.trained import TrainedRun
 
 ARM = grid.Arm("full", "full", "", {})
 STEPS = 12
+ROOT = Path(__file__).parents[1]
 
 
 class After(StopRequest):
@@ -84,11 +91,23 @@ def again(stopped, tmp_path):
 
 
 def numbers(workdir):
+    """Return, by run, all that it measured and what it became: every bit of its last state."""
     return {
         path.name: [{k: v for k, v in line.items() if not k.startswith("time/")}
-                    for line in RunFolder(path, path.name).metrics()]
+                    for line in RunFolder(path, path.name).metrics()] + [last_state(path)]
         for path in sorted((workdir / "runs").iterdir())
     }  # fmt: skip
+
+
+def last_state(run):
+    """Return step and SHA-256 of the parameters, moments and counters that were saved last."""
+    saved = SavedStates(RunFolder(run))
+    step = saved.steps[-1]
+    like = {k: np.zeros(*kind) for k, kind in saved.shapes(step).items()}
+    total = hashlib.sha256()
+    for name, leaf in sorted(saved.restore(step, like).items()):
+        total.update(name.encode() + leaf.tobytes())
+    return {"step": step, "state": total.hexdigest()}
 
 
 def runs(workdir):
@@ -177,7 +196,7 @@ def test_more_seeds_leave_what_is_there(world, again, reference):
     found = numbers(again)
     assert len(found) == 3 and all(lines[-1]["step"] == STEPS for lines in found.values())
     for name, lines in numbers(reference).items():  # last bits may differ: other devices
-        for old, new in zip(lines, found[name], strict=True):
+        for old, new in zip(lines[:-1], found[name][:-1], strict=True):
             assert new["validation/loss"] == pytest.approx(old["validation/loss"], rel=1e-5)
 
 
@@ -217,6 +236,66 @@ def test_other_code_is_said_and_kept_as_a_segment(world, again):
         first, second = RunFolder(run).segments
         assert (first["environment"]["code"], second["environment"]["code"]) == (1, 2)
         assert first["from"] == 0 < second["from"]
+
+
+def test_what_may_change_is_kept_with_both_values(world, again):
+    """Where nothing that counts is another, the segment goes on and says what else is."""
+    environment = {"code": 1, "hostname": "b"}
+    ended, said = world.train(again, environment=environment, train__keep_checkpoints=1)
+    assert ended and "under other conditions" not in said
+    for run in runs(again):
+        (segment,) = RunFolder(run).segments
+        (resumed,) = segment["resumed"]
+        assert 0 < resumed["from"] < STEPS and resumed["changes"] == [
+            "config.train.keep_checkpoints: 2 -> 1", 'environment.hostname: "absent" -> "b"',
+        ]  # fmt: skip
+
+
+AROUND = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import test_resuming as t
+from normjax.runs import machine, provenance
+machine.set_up(1)
+if len(sys.argv) > 2:
+    print(json.dumps(provenance.environment([])))
+    sys.exit()
+world = t.World(Path(sys.argv[1]))
+assert world.train(Path(sys.argv[1]) / "work", environment=provenance.environment([]))[0]
+print(*(line["state"] for lines in t.numbers(Path(sys.argv[1]) / "work").values()
+        for line in lines[-1:]))
+"""
+
+
+def under(folder, *more, head=(), **changes):
+    """Train in a process of its own, in an environment of its own; return what it prints."""
+    folder.mkdir()
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    environment |= {"PYTHONPATH": str(ROOT), **changes}
+    done = subprocess.run(
+        [*head, sys.executable, "-c", AROUND.format(tests=str(ROOT / "tests")), str(folder), *more],
+        cwd=folder, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_what_surrounds_a_run_changes_no_bit_or_is_on_record(tmp_path):
+    """Seed of hashes, locale, zone, folder: nothing. Cores and vector units: written down."""
+    plain = under(tmp_path / "plain", PYTHONHASHSEED="0")
+    other = {"PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "LC_ALL": "C", "HOME": str(tmp_path)}
+    assert under(tmp_path / "other", **other) == plain
+    one_core = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+    flags = "--xla_cpu_max_isa=SSE4_2"
+    narrow = under(tmp_path / "narrow", "environment", head=one_core, XLA_FLAGS=flags)
+    before = RunFolder(runs(tmp_path / "plain/work")[0]).segments[-1]
+    said = segments.differences(before, before | {"environment": json.loads(narrow)})
+    warned = {line.split(":")[0].removeprefix("environment.") for line in said[segments.WARN]}
+    assert warned - {"devices_taken"} == {"threads", "xla_flags"} - (
+        {"threads"} if len(os.sched_getaffinity(0)) == 1 else set()
+    )
+    assert not said[segments.REFUSE]
 
 
 @pytest.mark.slow

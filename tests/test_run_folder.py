@@ -22,7 +22,7 @@ import run_folders
 from normjax.diagnostics import autopsy_record
 from normjax.errors import UserError
 from normjax.reporting import report
-from normjax.runs import checking, files, provenance, segments
+from normjax.runs import checking, files, machine, provenance, segments
 from normjax.runs.experiment import LockedError, locked, stop_on_signals
 from normjax.runs.run_folder import (
     FINISHED,
@@ -184,6 +184,14 @@ def test_a_sealed_manifest_of_another_kind_is_refused_in_one_line(tmp_path, chan
         files.write_sealed(tmp_path / name, found | change)
     run = RunFolder(tmp_path)
     assert run.state == "damaged" and "\n" not in run.problem
+
+
+def test_a_manifest_of_another_version_names_both(tmp_path):
+    run_folders.write(tmp_path, [line(0)])
+    found = json.loads((tmp_path / "manifest.json").read_text())
+    for name in ("manifest.json", "manifest.before.json"):
+        files.write_sealed(tmp_path / name, found | {"format": 2})
+    assert "written in format 2, this version reads format 3" in RunFolder(tmp_path).problem
 
 
 def test_a_run_that_goes_on_elsewhere_has_segments(tmp_path):
@@ -481,7 +489,8 @@ def test_the_environment_is_json_and_complete():
     ("change", "words"),
     [
         ({"isa": "sse4_2"}, "isa"), ({"xla_flags": "--x"}, "xla_flags"),
-        ({"platform": "gpu"}, "platform"), ({"devices": ["cpu:0"]}, "devices"),
+        ({"threads": 64}, "threads"), ({"platform": "gpu"}, "platform"),
+        ({"devices": ["cpu:0"]}, "devices"),
         ({"versions": {"jax": "0.0.1"}}, 'jax: "0.0.1" -> '), ({"code": "0"}, "code"),
         ({"settings": {"jax_default_prng_impl": "rbg"}}, "prng_impl"),
     ],
@@ -493,6 +502,16 @@ def test_a_changed_environment_is_noticed(change, words):
     moved = {**now["environment"], "started": "2001", "hostname": "elsewhere", "flags": ["--b"]}
     same = {"config": {}, "environment": moved}
     assert segments.differences(same, now)[segments.WARN] == []
+
+
+def test_threads_are_those_that_the_compiler_divides_for(monkeypatch):
+    """It asks NPROC before it counts cores; never fewer than there are devices."""
+    monkeypatch.setattr(machine, "usable_cores", lambda: 7)
+    for told, expected in (("", 7), ("5", 5), ("0", 7), ("many", 7)):
+        monkeypatch.setenv("NPROC", told)
+        assert machine.threads() == expected
+    monkeypatch.setenv("NPROC", "2")
+    assert provenance.environment([])["threads"] == 4
 
 
 SETTINGS = """
@@ -533,8 +552,9 @@ def test_whatever_is_changed_in_a_workdir_is_found(tmp_path):
     lines, bad = checking.check(tmp_path)
     assert bad == 0 and all("as sealed" in line for line in lines)
     inside = [p for p in tmp_path.rglob("*.json*") if p.name != "manifest.before.json"]
-    assert {p.name for p in inside} >= {"grid.json", "manifest.json", "verdict.json", "autopsy.json",
-                                       "autopsy.jsonl", "metrics.jsonl"}  # fmt: skip
+    names = {"grid.json", "manifest.json", "verdict.json", "autopsy.json", "autopsy.jsonl",
+             "metrics.jsonl"}  # fmt: skip
+    assert {p.name for p in inside} >= names
     for path in inside:
         whole = path.read_bytes()
         if not whole:

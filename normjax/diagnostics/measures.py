@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.diagnostics.definitions import DEAD, SATURATED
+from normjax.norms import power_of_two_near
 
 
 def wide(x: Array) -> Array:
@@ -26,18 +27,15 @@ def rms(x: Array, axis: Any = None) -> Array:
     '3.536e+30'
     """
     x = wide(x)
-    largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True)
-    # By 1 where the largest is NaN or infinite: so is the result, then.
-    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-    root = jnp.sqrt(jnp.mean(jnp.square(x / scale), axis=axis, keepdims=True)) * scale
+    c, inverse = power_of_two_near(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
+    root = jnp.sqrt(jnp.mean(jnp.square(x * inverse), axis=axis, keepdims=True)) * c
     return jnp.squeeze(root, axis=axis)
 
 
 def unit(x: Array) -> Array:
     """Return x / |x| over the last axis; zero stays zero."""
     x = wide(x)
-    largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
-    x = x / jnp.where(largest > 0, largest, 1)
+    x = x * power_of_two_near(jnp.max(jnp.abs(x), axis=-1, keepdims=True))[1]
     length = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
     return x / jnp.where(length > 0, length, 1)
 
@@ -88,13 +86,15 @@ def attention(logits: Array, probabilities: Array) -> dict[str, Array]:
     below = jnp.where(seen, highest[..., None] - logits, 0)
     entropy = jnp.sum(p * below, axis=-1) - jnp.log(top)
     # Counted from the highest logit, which keeps the digits of a small spread on a large mean.
-    mean = jnp.sum(below, axis=-1) / keys
-    variance = jnp.sum(jnp.where(seen, jnp.square(below - mean[..., None]), 0), axis=-1) / keys
+    c, inverse = power_of_two_near(jnp.max(below, axis=(0, 2, 3), keepdims=True))
+    small = below * inverse
+    mean = jnp.sum(small, axis=-1) / keys
+    variance = jnp.sum(jnp.where(seen, jnp.square(small - mean[..., None]), 0), axis=-1) / keys
     saturated = jnp.where(jnp.isnan(top), top, (top > SATURATED).astype(p.dtype))
     share = entropy / jnp.log(jnp.where(several, keys, 2))
     return {
         "attention/logit_max": jnp.max(jnp.abs(visible), axis=(0, 2, 3)),
-        "attention/logit_std": jnp.sqrt(over_several(variance)),
+        "attention/logit_std": jnp.sqrt(over_several(variance)) * c[0, :, 0, 0],
         "attention/entropy": jnp.mean(entropy, axis=(0, 2)),
         "attention/entropy_share": over_several(share),
         "attention/saturated_share": over_several(saturated),

@@ -20,7 +20,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.diagnostics.measures import unit, wide
+from normjax.diagnostics.measures import rms, unit, wide
 from normjax.norms import Norm
 
 
@@ -33,9 +33,9 @@ def returned(norm: Norm, eps: float, x: Array, y: Array, pulled: Array, bias: Ar
       bias: (d,) or 0, of the norm.
     """
     centred, y, pulled = _centred(norm, x), wide(y), wide(pulled)
-    square = jnp.mean(jnp.square(centred), axis=-1)
-    length = jnp.sqrt(square * x.shape[-1])
-    share = norm.law.kept(square, eps) if norm.law else 0.0
+    size = rms(centred, -1)
+    length = size * x.shape[-1] ** 0.5
+    share = norm.law.kept(jnp.square(size), eps) if norm.law else 0.0
     return share * jnp.sum((y - bias) * pulled, axis=-1) / jnp.where(length == 0, 1, length)
 
 
@@ -46,7 +46,7 @@ def along(norm: Norm, x: Array, pulled: Array) -> Array:
 
 def relative(defect: Array, *gradients: Array) -> Array:
     """Return the largest |defect| (...) over the largest length among gradients (..., d)."""
-    sizes = [jnp.max(jnp.linalg.norm(wide(g), axis=-1)) for g in gradients]
+    sizes = [jnp.max(rms(g, -1)) * g.shape[-1] ** 0.5 for g in gradients]
     size = jnp.max(jnp.stack(sizes))
     return jnp.max(jnp.abs(defect)) / jnp.where(size == 0, 1, size)
 

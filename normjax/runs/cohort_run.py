@@ -172,10 +172,11 @@ class CohortRun:
                 " steps between are taken again and give the same numbers"
             )
         now = {"config": member.record, "environment": self._environment}
-        joins = bool(writer.segments)
+        joins, free = bool(writer.segments), []
         if joins:
             found = segments.differences(writer.segments[-1], now)
             joins = not found[segments.WARN] and not found[segments.REFUSE]
+            free = found[segments.FREE]
             if not joins:
                 said = "; ".join((found[segments.REFUSE] + found[segments.WARN])[:6])
                 self._progress.say(
@@ -183,7 +184,7 @@ class CohortRun:
                     " the last bits of its numbers may differ from an uninterrupted run"
                 )
         identity = configs.digest(grid.defines(member.record), 64)
-        writer.begin(member.record, identity, self._environment, member.step, joins)
+        writer.begin(member.record, identity, self._environment, member.step, joins, free)
 
     def _go_on_from_a_shorter_run(self, member: Member) -> None:
         """Take over a finished run that differs in its number of steps only, where that is exact.

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from normjax import configs, decoder_config, plugins
@@ -22,7 +23,7 @@ from normjax.decoder_config import MAX_DEPTH, DecoderConfig
 from normjax.diagnostics import bands
 from normjax.diagnostics.bands import VerdictConfig
 from normjax.errors import UserError, suggest
-from normjax.runs import run_folder, segments
+from normjax.runs import files, run_folder, segments
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
 
@@ -194,6 +195,16 @@ def check(config: ExperimentConfig, arms: Sequence[Arm], devices: int) -> None:
         changed = configs.replace(config, arm.changes)
         decoder_config.check(changed.model)
         train.check(changed.train, devices if changed.train.parallel == "data" else 1)
+
+
+def check_format(workdir: Path) -> None:
+    """Raise :class:`UserError` where a workdir holds the grid of another version."""
+    found = (files.read_object(workdir / "grid.json") or {}).get("format", FORMAT)
+    if found != FORMAT:
+        raise UserError(
+            f"workdir={workdir}: its grid.json has format {found!r}, this version writes format"
+            f" {FORMAT}; use another --workdir, or go on with the version that began it"
+        )
 
 
 def plan(config: ExperimentConfig, arms: Sequence[Arm], fingerprint: str) -> list[CohortPlan]:

@@ -44,6 +44,15 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def threads() -> int:
+    """Return for how many threads XLA divides a program on a CPU: rounding differs between them.
+
+    That is as many as there are devices, if they are more than this.
+    """
+    told = os.environ.get("NPROC", "")
+    return int(told) if told.isdecimal() and int(told) else usable_cores()
+
+
 def processor_name() -> str:
     """Return the processor's name as the system tells it."""
     return _field("model name") or platform.processor() or platform.machine()

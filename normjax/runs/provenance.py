@@ -43,6 +43,8 @@ def environment(flags: list[str] | None = None) -> dict[str, Any]:
         "platform": jax.default_backend(),
         "cpu": machine.processor_name(),
         "cores": machine.usable_cores(),
+        "threads": max(machine.threads(), jax.local_device_count())
+        if jax.default_backend() == "cpu" else None,
         "commit": _commit(),
         "code": code(),
         **plugins.entry(),

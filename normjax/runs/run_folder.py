@@ -23,7 +23,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +172,13 @@ class RunWriter(RunFolder):
 
     def begin(
         self, record: Mapping[str, Any], identity: str, environment: Mapping[str, Any], step: int,
-        joins: bool,
+        joins: bool, changes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Start or go on: a new segment where ``joins`` is false or there is none yet."""
+        """Start or go on: a new segment where ``joins`` is false or there is none yet.
+
+        One that is joined keeps under "resumed" from which step on what of no effect is another:
+        ``changes``, a line "field: old -> new" each.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         if self.manifest is None:
             self.manifest = _empty(self._run or self.path.name)
@@ -182,6 +186,9 @@ class RunWriter(RunFolder):
         segments = list(self.segments)
         if not segments or not joins:
             segments.append({"from": step, "config": record, "environment": environment})
+        else:
+            resumed = [*segments[-1].get("resumed", []), {"from": step, "changes": list(changes)}]
+            segments[-1] = segments[-1] | {"resumed": resumed}
         self.commit(
             segments=segments, identity=identity, state="running", steps=record["train"]["steps"]
         )

@@ -54,6 +54,7 @@ def carry_out(
     devices = jax.local_devices()
     grid.check(config, arms, len(devices))
     check_workdir(options.workdir)
+    grid.check_format(options.workdir)
     corpus = corpora.open_corpus(config.data)
     cohorts = grid.plan(config, arms, corpus.fingerprint)
     asked = grid.identity(question, config, corpus.fingerprint)

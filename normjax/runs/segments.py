@@ -23,7 +23,7 @@ CLASSES = {
     **{f"config.train.{name}": WARN for name in ("chunk_steps", "parallel", "lanes")},
     **{f"environment.{name}": WARN
        for name in ("versions", "devices", "platform", "isa", "xla_flags", "code", "settings",
-                    "devices_taken")},
+                    "threads", "devices_taken")},
     # What no number depends on.
     **{f"config.train.{name}": FREE for name in (
         "checkpoint_seconds", "checkpoint_every", "keep_checkpoints", "diagnostics",

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from normjax.norms import power_of_two_near
+
 DECAYED = ("kernel", "embedding", "positions")
 """Leaf names that weight decay applies to; gains, biases and branch weights are left alone."""
 
@@ -41,12 +43,9 @@ def global_norm(tree: Any) -> tuple[Array, Array]:
         leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(tree)
     ]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
-    _, exponent = jnp.frexp(jnp.where(largest > 0, largest, 1))
-    c = jnp.ldexp(jnp.ones_like(largest), jnp.clip(exponent, -100, 100))
-    c = jnp.where(jnp.isfinite(largest), c, largest)
-    # The barrier keeps the compiler from moving 1/c out of the sum of squares, which would undo it.
-    inverse = jax.lax.optimization_barrier(1 / c)
-    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf * inverse)) for leaf in leaves)), c
+    c, inverse = power_of_two_near(largest)
+    m = jnp.sqrt(sum(jnp.sum(jnp.square(leaf * inverse)) for leaf in leaves))
+    return m, jnp.where(jnp.isfinite(largest), c, largest)
 
 
 def clip(gradients: Any, limit: float) -> tuple[Any, Array]:
