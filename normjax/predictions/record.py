@@ -174,5 +174,5 @@ def _read(path: Path) -> Stored:
         return Stored(None, {}, "was changed after it was stored")
     try:
         return Stored(from_json(record), record)
-    except (KeyError, TypeError):
+    except UserError:
         return Stored(None, {}, "was changed after it was stored")
