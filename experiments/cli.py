@@ -17,7 +17,7 @@ from absl import app, flags, logging
 
 import experiments
 from normjax import configs, plugins
-from normjax.errors import UserError, check_choice, suggest
+from normjax.errors import UserError, check_choice, one_line, suggest
 from normjax.runs import edge, machine, streams
 from normjax.runs.experiment import Options, check_address
 
@@ -207,7 +207,7 @@ def _printed() -> int:
 
 def mistake(line: str) -> NoReturn:
     """Print one line and exit with the code of a mistake in the command."""
-    print(f"normjax: {edge.brief(line)}", file=sys.stderr)
+    print(f"normjax: {one_line(line)}", file=sys.stderr)
     sys.exit(edge.MISTAKE)
 
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import numbers
+import reprlib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -200,9 +201,14 @@ def check(config: Any, prefix: str = "config") -> None:
             raise UserError(f"{flag}={shown(value)}: {what} pass --{flag}={shown(fix)}")
 
 
+def _is_typed(value: Any, kind: Any) -> bool:
+    """Whether a value is of a plain type; true and false are no numbers."""
+    return isinstance(value, _KINDS[kind][0]) and (kind is bool or not isinstance(value, bool))
+
+
 def _wrong(leaf: Leaf) -> tuple[Any, str, Any] | None:
     """Return what is wrong with a field: the value, why, and a value that would do."""
-    limits, (base, kind) = leaf.limits, _KINDS[leaf.kind]
+    limits, kind = leaf.limits, _KINDS[leaf.kind][1]
     values = list(leaf.value) if leaf.is_list else [leaf.value]
     first: tuple[Any, str] | None = None
     kept = []
@@ -210,7 +216,7 @@ def _wrong(leaf: Leaf) -> tuple[Any, str, Any] | None:
         if _is_row(value):
             kept.append(value)
             continue
-        is_typed = isinstance(value, base) and (base is bool or not isinstance(value, bool))
+        is_typed = _is_typed(value, leaf.kind)
         admitted = is_typed and limits.admit(value)
         single = _single(value) if admitted and isinstance(value, float) else value
         if admitted and bool(single) == bool(value) and limits.inside(single):
@@ -308,24 +314,32 @@ def from_dict(config: C, values: Mapping[str, Any]) -> C:
     """Return ``config`` with the values of a dict that :func:`to_dict` made of one like it.
 
     Names that are no fields are passed over, absent ones keep the value in ``config``: a record of
-    another version is read as far as it is known.
+    another version is read as far as it is known. What values may be is for :func:`check`.
+
+    Raises:
+      UserError: no dict, or a value of another kind than its field.
 
     >>> Config = dataclasses.make_dataclass("Config", [("depths", tuple[int, ...], ())])
     >>> from_dict(Config(), {"depths": [2, 4], "other": 1})
     Config(depths=(2, 4))
     """
-    updates = {}
+    if not isinstance(values, Mapping):
+        raise UserError(f"config={reprlib.repr(values)}: must be an object with fields by name")
+    updates, types = {}, typing.get_type_hints(type(config))
     for each in dataclasses.fields(config):  # type: ignore[arg-type]
         if each.name not in values:
             continue
         old, new = getattr(config, each.name), values[each.name]
-        if dataclasses.is_dataclass(old):
-            new = from_dict(old, new)
-        elif isinstance(new, list):
-            new = tuple(new)
-        elif type(new) is not type(old) and not (isinstance(old, float) and isinstance(new, int)):
-            raise ValueError(f"{each.name}={new!r}: must be like {old!r}")
-        updates[each.name] = new
+        if dataclasses.is_dataclass(old) and not _is_row(old):
+            updates[each.name] = from_dict(old, new)
+            continue
+        inner = typing.get_args(types[each.name])
+        listed = inner and isinstance(new, (list, tuple))
+        kind = inner[0] if listed else types[each.name]
+        if kind not in _KINDS or not all(_is_typed(v, kind) for v in (new if listed else [new])):
+            words = f"a list, each {_KINDS[inner[0]][1]}" if inner else _KINDS[kind][1]
+            raise UserError(f"config.{each.name}={reprlib.repr(new)}: must be {words}")
+        updates[each.name] = tuple(new) if listed else new
     return dataclasses.replace(config, **updates)  # type: ignore[type-var]
 
 

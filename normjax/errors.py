@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -10,8 +11,22 @@ class UserError(ValueError):
     """A mistake in what the user asked for.
 
     The message is one line that names the argument, its value, what is allowed and the fix. The
-    launcher prints it without a traceback and exits with code 2.
+    launcher prints it without a traceback and exits with code 2. Whatever it quotes, one line of
+    text it stays.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(text: str) -> str:
+    """Return a text in one line that can be printed; a number of hundreds of digits is cut.
+
+    >>> one_line("depth=" + 90 * "9" + ":\\n too many"), one_line("a\\x1b\\udcffb")
+    ('depth=99999999...: too many', 'a\\\\x1b\\\\udcffb')
+    """
+    text = re.sub(r"(\d{8})\d{72,}", r"\1...", " ".join(text.split()))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def closest(name: str, choices: Iterable[str]) -> str | None:

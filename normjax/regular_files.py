@@ -127,6 +127,13 @@ def printable(name: str) -> str:
 
     >>> printable("poems/été.txt"), printable("a\nb"), printable("\udcff.txt")
     ('poems/été.txt', 'a\\nb', '\\xff.txt')
+    >>> printable("\ud800")
+    '\\ud800'
     """
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else _escaped(c) for c in name)
+
+
+def _escaped(letter: str) -> str:
+    if "\udc80" <= letter <= "\udcff":  # a byte of a name that is no UTF-8
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return letter.encode("unicode_escape").decode()

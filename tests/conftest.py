@@ -6,18 +6,35 @@ in all of them under ``make test-all``.
 """
 
 import os
+import random
 import signal
+import tempfile
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import matplotlib
 import pytest
+from hypothesis import HealthCheck, configuration, settings
 
 matplotlib.use("Agg")
 # Under nohup it is ignored, and so it would be in every process that a test starts.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 jax.config.update("jax_num_cpu_devices", 4)
+
+# Fuzz tests: the same few examples in every run of the ordinary suite; in the long one many others,
+# from a seed that is printed. What Hypothesis keeps for itself stays out of the repository.
+configuration.set_hypothesis_home_dir(Path(tempfile.gettempdir(), f"normjax-fuzz-{os.geteuid()}"))
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+settings.register_profile(
+    "few", max_examples=30, derandomize=True, deadline=None, database=None,
+    suppress_health_check=_SLOW,
+)  # fmt: skip
+settings.register_profile(
+    "many", max_examples=500, deadline=None, database=None, print_blob=True,
+    suppress_health_check=_SLOW,
+)  # fmt: skip
 
 UNOPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
@@ -33,8 +50,18 @@ def pytest_addoption(parser):
     parser.addoption("--optimized", action="store_true", help="compile everything as users do")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin of Hypothesis takes the seed
 def pytest_configure(config):
-    _set_optimized(config.getoption("optimized"))
+    many = config.getoption("optimized")
+    _set_optimized(many)
+    settings.load_profile("many" if many else "few")
+    if many and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+def pytest_report_header(config):
+    seed = config.getoption("hypothesis_seed")
+    return f"fuzz tests again: --optimized --hypothesis-seed={seed}" if seed else None
 
 
 @pytest.fixture(scope="module")

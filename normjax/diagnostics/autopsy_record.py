@@ -20,12 +20,24 @@ from normjax.diagnostics import bands, definitions, events, log, verdict
 from normjax.diagnostics.bands import Band
 from normjax.diagnostics.events import DRIFT, NON_FINITE, Event
 from normjax.diagnostics.evidence import Evidence, Series, gather
+from normjax.errors import UserError
 from normjax.runs import files
 from normjax.runs.run_folder import RunFolder, lines_of, text_of
 
 FILE, DIAGNOSTICS_FILE = "autopsy.json", "autopsy.jsonl"
 MOVED = 5.0
 BASELINE = 10
+_SHAPE = {
+    "bad_step": int, "start": int, "first": int, "last": int, "sentence": str,
+    "checks": [{"name": str, "agrees": bool, "text": str}],
+    "events": [{
+        "kind": str, "diagnostic": str, "step": int,
+        **{f"{name}?": int for name in ("layer", "head", "places", "of", "until")},
+        **{f"{name}?": float for name in ("value", "factor", "limit", "largest")},
+        **{f"{name}?": str for name in ("sublayer", "against", "reason")},
+        "below?": bool, "moving?": bool,
+    }],
+}  # fmt: skip
 _SIGNED = ("branch/stream_cosine", "loss/slope", "loss/curvature")
 _STEP_SIZES = ("update/parameter_ratio", "update/norm")
 _OWN_ZERO = ("instrument/radial_defect", "instrument/radial_defect_last")
@@ -184,11 +196,12 @@ def read(run_dir: str | Path) -> tuple[Autopsy, dict[str, Series]] | None:
     if record is None or record.pop("run", None) != RunFolder(folder).value("run"):
         return None
     try:
+        files.check_shape(record, _SHAPE)
         record.pop("reproduced", None)
         checks = tuple(ReplayCheck(**check) for check in record.pop("checks"))
         happened = tuple(Event(**event) for event in record.pop("events"))
         autopsy = Autopsy(checks=checks, events=happened, **record)
-    except (KeyError, TypeError):
+    except (UserError, TypeError):  # a part of another kind, or one that is not known here
         return None
     lines = lines_of(files.read_bytes(folder / DIAGNOSTICS_FILE) or b"")
     return autopsy, gather(log.samples(lines))

@@ -125,7 +125,7 @@ def _metric(name: str, lines: list[dict[str, Any]]) -> Series:
 
 def _skipped(lines: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
     counts = [(line["step"], _number(line.get("update/skipped"))) for line in lines]
-    kept = [(step, int(count)) for step, count in counts if np.isfinite(count)]
+    kept = [(step, int(count)) for step, count in counts if 0 <= count < 2**63]
     return np.array([s for s, _ in kept], int), np.array([c for _, c in kept], int)
 
 

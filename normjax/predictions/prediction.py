@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from normjax.errors import UserError, check_choice
+from normjax.runs import files
+
 RANKING, LOSSES = "ranking", "losses"
 VARIANTS, SERIES = "variants", "series"
 LEVELS = (80, 95)
@@ -115,13 +118,28 @@ def from_json(record: dict[str, Any]) -> Prediction:
     """Return the prediction of :func:`to_json`; other keys are ignored.
 
     Raises:
-      KeyError, TypeError: the record is none.
+      UserError: the record is none.
 
     >>> p = Prediction(RANKING, ranking([["a"], ["b"]]), author="me")
     >>> from_json(to_json(p)) == p
     True
     """
-    names = [field.name for field in dataclasses.fields(Prediction)]
-    values = {name: record[name] for name in names}
-    values["entries"] = tuple(Expected(**entry) for entry in record["entries"])
-    return Prediction(**values)
+    files.check_shape(record, _SHAPE)
+    kind, level, subject = record["kind"], record["level"], record["subject"]
+    check_choice("kind", kind, (RANKING, LOSSES))
+    check_choice("subject", subject, (VARIANTS, SERIES))
+    if level not in LEVELS:
+        raise UserError(f"level={level}: must be one of {LEVELS}")
+    entries = []
+    for entry in record["entries"]:
+        files.check_shape(entry, {"loss": float} if kind == LOSSES else {})
+        whole = entry.get("low") is not None and entry.get("high") is not None
+        ends = (entry["low"], entry["high"]) if whole else (None, None)
+        entries.append(Expected(entry["name"], entry["place"], entry.get("loss"), *ends))
+    return Prediction(kind, tuple(entries), record["author"], record["reason"], level, subject)
+
+
+_ENTRY = {"name": str, "place": int, "loss?": float, "low?": float, "high?": float}
+_SHAPE = {
+    "kind": str, "entries": [_ENTRY], "author": str, "reason": str, "level": int, "subject": str,
+}  # fmt: skip

@@ -161,5 +161,5 @@ def _read(path: Path) -> Stored:
         if record.get("format") != FORMAT:
             return Stored(None, {}, f"has format {record.get('format')!r}, not {FORMAT}")
         return Stored(from_json(record), record)
-    except (ValueError, KeyError, TypeError):
+    except ValueError:  # a UserError too
         return Stored(None, {}, "was changed after it was stored")

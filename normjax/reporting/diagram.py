@@ -237,7 +237,7 @@ class _Drawing:
         return "" if factor == 0 else x if factor == 1 else FACTORS[name]
 
     def mix(self, name: str, weights: Any, state: str, x: str) -> str:
-        if isinstance(weights, Mapping) and "weights" in weights:
+        if isinstance(weights, Mapping) and "word" in weights:
             if name == "read":
                 self.sketch.box(f"read{self.number}", f"{weights['word']} of streams")
             return str(weights["word"])

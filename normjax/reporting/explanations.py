@@ -66,6 +66,9 @@ _EFFECTS = {
 _ROWS = ("placement", "norm")
 """Fields of the model whose values are rows, with words and colours of their own."""
 
+_RECORDED = {*SLOTS, *FACTORS, "read"}
+"""What a branch's record must hold for its equation to be said."""
+
 Rows = Mapping[str, Any]
 
 
@@ -111,19 +114,20 @@ def action(changes: Mapping[str, Any], rows: Rows) -> str | None:
     >>> action({"model.attention": "none"}, {})
     'removing attention'
     """
-    phrases = []
+    phrases: list[str | None] = []
     for path, value in changes.items():
         _, _, field = path.rpartition(".")
-        shown = lookup(rows, f"{field}.shown", {}) if field in _ROWS else {}
-        own = shown.get("action") or (f"using {shown['title']}" if shown.get("title") else None)
-        phrases.append(own or _ACTIONS.get((path, _hashable(value))))
+        shown = {"shown": lookup(rows, f"{field}.shown")} if field in _ROWS else {}
+        said, title = (lookup(shown, f"shown.{name}") for name in ("action", "title"))
+        own = said or (f"using {title}" if title else None)
+        phrases.append(str(own) if own else _ACTIONS.get((path, _hashable(value))))
     if not phrases or None in phrases:
         return None
     return " and ".join(phrase for phrase in phrases if phrase)
 
 
 def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return repr(value) if isinstance(value, (list, dict)) else value
 
 
 def removes(changes: Mapping[str, Any], rows: Rows, what: str) -> bool:
@@ -153,7 +157,7 @@ class _Words:
         return x if factor == 1 else f"{FACTORS[name]} {x}"
 
     def mix(self, name: str, weights: Any, state: str, x: str) -> str:
-        if isinstance(weights, Mapping) and "weights" in weights:
+        if isinstance(weights, Mapping) and "word" in weights:
             return f"{weights['word']}({x})" if name == "read" else f"{weights['word']} {x}"
         if name == "read" or (name == "keep" and weights == 0):
             return x if name == "read" else ""
@@ -185,8 +189,7 @@ def _product(left: str, right: str) -> str:
 
 
 def _norm_word(norm: Any) -> str:
-    shown = norm.get("shown", {}) if isinstance(norm, Mapping) else {}
-    return str(shown.get("title") or "Norm")
+    return str((lookup(norm, "shown.title") if isinstance(norm, Mapping) else None) or "Norm")
 
 
 def branch_rows(rows: Rows, branch: str) -> list[SimpleNamespace]:
@@ -195,21 +198,13 @@ def branch_rows(rows: Rows, branch: str) -> list[SimpleNamespace]:
     Factors that differ between blocks stay as they are recorded: they have one letter.
     """
     own = lookup(rows, f"placement.{branch}")
-    if not isinstance(own, Mapping):
+    if not isinstance(own, Mapping) or not set(own) >= _RECORDED:
         return []
-    counts = [
-        len(v["blocks"]) for k, v in own.items()
-        if k in SLOTS and isinstance(v, Mapping) and "blocks" in v
-    ]  # fmt: skip
-    found = []
-    for block in range(max(counts, default=1)):
-        values = {
-            k: v["blocks"][block]
-            if k in SLOTS and isinstance(v, Mapping) and "blocks" in v else v
-            for k, v in own.items()
-        }  # fmt: skip
-        found.append(SimpleNamespace(**values))
-    return found
+    listed = {k: blocks for k in SLOTS if isinstance(blocks := lookup(own, f"{k}.blocks"), list)}
+    return [
+        SimpleNamespace(**{**own, **{k: blocks[block] for k, blocks in listed.items()}})
+        for block in range(min(map(len, listed.values()), default=1))
+    ]
 
 
 def _said(rows: Rows, branch: str, algebra: _Words, state: str) -> str | None:

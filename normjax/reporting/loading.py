@@ -13,6 +13,33 @@ from normjax.reporting.results import RATES, PlannedArm, Rates, Results, RunResu
 from normjax.runs import files
 from normjax.runs.run_folder import FORMAT, RunFolder, run_folder
 
+_RATES = dict.fromkeys(RATES, float)
+_ARM = {
+    "name": str, "series?": str, "x?": float, "title?": str, "description?": str, "changes?": dict,
+    "parameters?": float, "flops_per_token?": float, "rows?": dict, "colour?": str,
+}  # fmt: skip
+_SHAPE = {
+    "arms": [_ARM],
+    "runs": [{"id": str, "arm": str, "seed": int, "steps": int, **_RATES}],
+    **{f"{name}?": str for name in ("experiment", "preset", "command", "title", "question",
+                                    "hypothesis", "baseline", "identity")},
+    "notes?": [str], "x?": {"name": str, "label": str, "scale?": str}, "rows?": dict,
+    "config?": {f"{name}?": dict for name in ("model", "train", "verdict")},
+    "corpus?": {
+        **{f"{name}?": str for name in ("name", "description", "vocabulary", "fingerprint")},
+        **{f"{name}?": float for name in ("vocabulary_size", "train_tokens", "validation_tokens",
+                                          "unigram_loss", "uniform_loss", "optimum_loss")},
+        "files?": {"words?": str},
+    },
+    "evaluation?": {"windows?": int, "tokens?": int, "description?": str},
+    "task?": {
+        **dict.fromkeys(("name", "title", "description", "formula", "source"), str),
+        "scored_fraction": float, "optimum": dict, "unknown": {"*": str}, "parameters": dict,
+    },
+    "prediction?": {"sha256": str},
+}  # fmt: skip
+"""What pages are made from, as the runner writes it."""
+
 
 def load(workdir: Path) -> Results:
     """Read a workdir.
@@ -29,14 +56,8 @@ def load(workdir: Path) -> Results:
     workdir = Path(workdir)
     files.refuse_links(workdir)
     plan = _plan(workdir)
-    try:
-        arms = tuple(_arm(entry) for entry in plan["arms"])
-        runs = tuple(_run(workdir, entry) for entry in plan["runs"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"workdir={workdir}: grid.json has no usable arms and runs ({error!r}); "
-            "start the experiment again in a new workdir"
-        ) from error
+    arms = tuple(_arm(entry) for entry in plan["arms"])
+    runs = tuple(_run(workdir, entry) for entry in plan["runs"])
     for run in runs:
         if all(run.arm != arm.name for arm in arms):
             raise UserError(
@@ -65,6 +86,13 @@ def _plan(workdir: Path) -> dict[str, Any]:
             f"workdir={workdir}: grid.json has format {plan.get('format')!r}, this version reads "
             f"format {FORMAT}; make the report with the version that ran the experiment"
         )
+    try:
+        files.check_shape(plan, _SHAPE)
+    except UserError as error:
+        raise UserError(
+            f"workdir={workdir}: grid.json cannot be used: {error}; "
+            "start the experiment again in a new workdir"
+        ) from None
     return plan
 
 

@@ -284,7 +284,7 @@ def _facts(results: Results) -> Iterator[tuple[str, Any]]:
         yield "Files of the corpus", str(files.get("words") or "–")
     size = f"vocabulary of {corpus.get('vocabulary_size') or '–'}"
     text = "–"
-    if "train_tokens" in corpus:
+    if corpus.get("train_tokens") is not None:
         held = corpus.get("validation_tokens") or 0
         text = f"{corpus['train_tokens']:,} {unit}s for training, {held:,} held out, {size}"
     elif plan.get("task"):
@@ -292,7 +292,7 @@ def _facts(results: Results) -> Iterator[tuple[str, Any]]:
         text = f"fresh sequences in every step, {size}; {scored}"
     yield "Text", text
     windows = f"{unit}s in {evaluation.get('windows') or 0:,} windows."
-    counted = f" {evaluation['tokens']:,} {windows}" if "tokens" in evaluation else ""
+    counted = f" {evaluation['tokens']:,} {windows}" if evaluation.get("tokens") else ""
     yield "Evaluation set", f"{evaluation.get('description') or ''}{counted}"
     yield "Seeds", pretty(results.seeds)
     side = " (runs that train side by side count their time each)"

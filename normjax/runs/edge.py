@@ -16,7 +16,6 @@ import dataclasses
 import errno
 import logging
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -25,7 +24,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from normjax.errors import UserError
+from normjax.errors import UserError, one_line
 from normjax.runs import files, signals
 from normjax.runs.experiment import Interrupted, LockedError
 
@@ -118,17 +117,8 @@ def explained(error: BaseException, known: Known) -> tuple[int, str]:
         return LOCKED, str(error)
     found = _mistake(error)
     if found is not None:
-        return MISTAKE, brief(found)
+        return MISTAKE, one_line(found)
     return INTERNAL, _internal(error, known)
-
-
-def brief(text: str) -> str:
-    """Return a text in one line; a number of hundreds of digits is cut, words never are.
-
-    >>> brief("depth=" + 90 * "9" + ": too many")
-    'depth=99999999...: too many'
-    """
-    return re.sub(r"(\d{8})\d{72,}", r"\1...", " ".join(text.split()))
 
 
 def interrupted(name: str, forced: bool, known: Known) -> tuple[int, str]:

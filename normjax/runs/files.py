@@ -18,7 +18,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+=-]{0,199}")
 """What a name below a workdir may be: no separator, no leading dot."""
 MOST_BYTES = 1 << 30
 """A file that is read whole is at most this large."""
+MOST_NESTED = 64
+"""Brackets in brackets in JSON; what is written here has about ten."""
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -176,6 +178,83 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def parsed(content: bytes) -> Any:
+    """Return the value of JSON from elsewhere, which then can be computed with, drawn and written.
+
+    Raises:
+      ValueError: no JSON, or one that nothing here writes: text that UTF-8 cannot hold, a whole
+        number beyond 64 bits, NaN or an infinity, or brackets nested too deeply.
+    """
+    text = content.decode()
+    try:
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError("brackets nested too deeply") from None
+    level = [value]
+    for _ in range(MOST_NESTED):
+        if not (level := [part for each in level for part in _parts(each)]):
+            break
+    else:
+        raise ValueError(f"brackets nested more than {MOST_NESTED} deep")
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 63:
+        raise ValueError(f"the number {digits[:40]} is beyond 64 bits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {digits[:40]} is not finite")
+    return number
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return the lists and objects in a list or an object."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in inner if isinstance(each, (dict, list))]
+
+
+def check_shape(value: Any, shape: Any, name: str = "") -> None:
+    """Hold a JSON value to the shape that this version writes.
+
+    Args:
+      value: what was read.
+      shape: ``str``, ``bool``, ``dict``, ``list``; ``int``, a whole number from 0 on; ``float``,
+        any number; ``[shape]``, a list of those; a dict of shapes by key, in which a key that ends
+        with "?" may be absent or null, and "*" stands for all keys.
+      name: of the value, in dotted form.
+
+    Raises:
+      UserError: the name of the first part that is of another kind.
+
+    >>> check_shape({"runs": [{"id": "a"}]}, {"runs": [{"id": str}], "x?": {"name": str}})
+    >>> check_shape({"runs": [{"id": 1}]}, {"runs": [{"id": str}]})
+    Traceback (most recent call last):
+    normjax.errors.UserError: runs.0.id is not as this version writes it
+    """
+    kind = shape if isinstance(shape, type) else type(shape)
+    kinds: Any = (int, float) if kind is float else kind
+    fits = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+    if not fits or (kind is int and value < 0):
+        shown = regular_files.printable(name.lstrip(".")[:60]) or "it"
+        raise UserError(f"{shown} is not as this version writes it")
+    if isinstance(shape, list):
+        for number, each in enumerate(value):
+            check_shape(each, shape[0], f"{name}.{number}")
+    elif isinstance(shape, dict):
+        for key, inner in shape.items():
+            plain = key.removesuffix("?")
+            for each in value if key == "*" else [plain]:
+                if key == plain or value.get(each) is not None:
+                    check_shape(value.get(each), inner, f"{name}.{each}")
+
+
 def write_sealed(path: Path, value: dict[str, Any], beside: tuple[str, ...] = ()) -> str:
     """Write an object with the SHA-256 of its canonical form under "seal"; return the seal.
 
@@ -202,15 +281,13 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     content = read_bytes(path)
     if content is None:
         return None
-    try:
-        value = json.loads(content)
-    except RecursionError:
-        raise ValueError("brackets nested too deeply") from None
+    value = parsed(content)
     if not isinstance(value, dict) or "seal" not in value:
         raise ValueError("it is not sealed")
     plain = {k: v for k, v in value.items() if k != "seal"}
     if sha256(canonical(plain)) != value["seal"]:
         raise ValueError("it is not what was sealed")
+    check_shape(value.get("files", {}), {"*": str}, "files")
     for name, wanted in value.get("files", {}).items():
         if digest(below(path.parent, name)) != wanted:
             raise ValueError(f"{name} is not what was sealed")

@@ -21,6 +21,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
@@ -38,10 +39,14 @@ METRICS = "metrics.jsonl"
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
 _CHECK = "check"
 _SHAPE: dict[str, Any] = {
-    "run": str, "identity": str, "number": int, "previous": (str, type(None)), "state": str,
-    "step": int, "steps": int, "diverged_at": (int, type(None)), "reason": (str, type(None)),
-    "time": dict, "segments": list, "checkpoints": dict, "records": dict,
+    "run": str, "identity": str, "number": int, "previous?": str, "state": str, "step": int,
+    "steps": int, "diverged_at?": int, "reason?": str, "time": dict,
+    "segments": [{"from": int, "config": dict, "environment": dict}],
+    "checkpoints": {"*": {"*": str}},
+    "records": {"*": {"bytes": int, "lines": int, "sha256": str}},
 }  # fmt: skip
+_LINE = {"step": int}
+_STEP = re.compile(r"[0-9]{1,18}")
 
 
 def run_folder(workdir: Path, run_id: str) -> Path:
@@ -111,11 +116,14 @@ class RunFolder:
 
     def value(self, name: str) -> Any:
         """Return an entry of the manifest, None without one."""
-        return self.manifest[name] if self.manifest else None
+        return self.manifest.get(name) if self.manifest else None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the evaluations in order of step."""
-        return self.lines(METRICS)
+        """Return the evaluations in order of step; what is no number in them is left out."""
+        return [
+            {k: v for k, v in line.items() if v is None or type(v) in (int, float)}
+            for line in self.lines(METRICS)
+        ]
 
     def lines(self, file: str) -> list[dict[str, Any]]:
         """Return the sealed lines of a record in order of step; of a repeated step the last.
@@ -328,32 +336,15 @@ def _checked(manifest: dict[str, Any], run: str) -> dict[str, Any]:
         raise UserError(
             f"written in format {manifest.get('format')!r}, this version reads format {FORMAT}"
         )
-    bad = [k for k, kind in _SHAPE.items() if not isinstance(manifest.get(k), kind)]
-    bad += ["state"] * (manifest.get("state") not in STATES)
-    if not bad:
-        bad += [
-            f"checkpoints.{k}" for k, v in manifest["checkpoints"].items()
-            if not k.isdecimal() or not _is_table(v, str)
-        ]  # fmt: skip
-        bad += [
-            f"records.{k}" for k, v in manifest["records"].items()
-            if not files.NAME.fullmatch(k) or not isinstance(v, dict)
-            or [type(v.get(n)) for n in ("bytes", "lines", "sha256")] != [int, int, str]
-        ]  # fmt: skip
-        bad += [
-            "segments" for s in manifest["segments"]
-            if not isinstance(s, dict) or not isinstance(s.get("from"), int)
-            or not all(isinstance(s.get(n), dict) for n in ("config", "environment"))
-        ]  # fmt: skip
+    files.check_shape(manifest, _SHAPE)
+    bad = [] if manifest["state"] in STATES else ["state"]
+    bad += [f"checkpoints.{k}" for k in manifest["checkpoints"] if not _STEP.fullmatch(k)]
+    bad += [f"records.{k}" for k in manifest["records"] if not files.NAME.fullmatch(k)]
     if bad:
-        raise UserError(f"{bad[0][:60]} is not as this version writes it")
+        raise UserError(f"{bad[0][:60]!r} is not as this version writes it")
     if run not in ("", manifest["run"]):
         raise UserError(f"it is of the run {manifest['run']!r}, not of {run!r}")
     return manifest
-
-
-def _is_table(value: Any, kind: type) -> bool:
-    return isinstance(value, dict) and all(isinstance(v, kind) for v in value.values())
 
 
 def lines_of(content: bytes) -> list[dict[str, Any]]:
@@ -375,7 +366,8 @@ def _line(text: bytes) -> dict[str, Any] | None:
     if not mark or tail != f'{zlib.crc32(head + b"}"):08x}"}}'.encode():
         return None
     try:
-        line = json.loads(head + b"}")
-    except (ValueError, RecursionError):
+        line = files.parsed(head + b"}")
+        files.check_shape(line, _LINE)
+    except ValueError:  # a UserError too
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+    return line
