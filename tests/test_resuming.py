@@ -227,6 +227,9 @@ def test_a_finished_run_goes_on_where_its_schedule_allows(world, tmp_path):
     assert world.train(falling)[0]
     ended, said = world.train(falling, train__steps=16)
     assert ended and "trained anew" in said and "train.final_fraction=1" in said
+    # Runs of one grid differ on purpose.
+    ended, said = world.train(tmp_path / "rates", grid__learning_rates=(1e-3, 2e-3))
+    assert ended and "trained anew" not in said
 
 
 def test_other_code_is_said_and_kept_as_a_segment(world, again):

@@ -193,9 +193,10 @@ class CohortRun:
         ended at an evaluation. Of every other run of the name it is said what differs.
         """
         run, folder = member.run, member.writer.path
+        beside = {other.id for other in self._plan.runs}  # those differ on purpose
         for path in sorted(folder.parent.glob(f"{run.id.rsplit('-', 1)[0]}-*")):
             other = RunFolder(path)
-            if path == folder or not other.segments:
+            if path.name in beside or not other.segments:
                 continue
             old, wanted = grid.defines(other.record), grid.defines(member.record)
             changed, end = configs.differences(old, wanted), other.value("step")
