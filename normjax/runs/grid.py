@@ -199,7 +199,11 @@ def check(config: ExperimentConfig, arms: Sequence[Arm], devices: int) -> None:
 
 def check_format(workdir: Path) -> None:
     """Raise :class:`UserError` where a workdir holds the grid of another version."""
-    found = (files.read_object(workdir / "grid.json") or {}).get("format", FORMAT)
+    try:  # earlier versions sealed nothing
+        plan = files.parsed(files.read_bytes(workdir / "grid.json") or b"{}")
+    except ValueError:
+        return
+    found = plan.get("format", FORMAT) if isinstance(plan, dict) else FORMAT
     if found != FORMAT:
         raise UserError(
             f"workdir={workdir}: its grid.json has format {found!r}, this version writes format"
