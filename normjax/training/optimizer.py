@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from normjax.norms import power_of_two_near
-
 DECAYED = ("kernel", "embedding", "positions")
 """Leaf names that weight decay applies to; gains, biases and branch weights are left alone."""
 
@@ -43,9 +41,14 @@ def global_norm(tree: Any) -> tuple[Array, Array]:
         leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(tree)
     ]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
-    c, inverse = power_of_two_near(largest)
-    m = jnp.sqrt(sum(jnp.sum(jnp.square(leaf * inverse)) for leaf in leaves))
-    return m, jnp.where(jnp.isfinite(largest), c, largest)
+    # Not norms.power_of_two_near: with it a run beside others differs in last bits from one alone.
+    _, exponent = jnp.frexp(jnp.where(largest > 0, largest, 1))
+    most = -int(jnp.finfo(largest.dtype).minexp) - 26  # float32: 100
+    c = jnp.ldexp(jnp.ones_like(largest), jnp.clip(exponent, -most, most))
+    c = jnp.where(jnp.isfinite(largest), c, largest)
+    # The barrier keeps the compiler from moving 1/c out of the sum of squares, which would undo it.
+    inverse = jax.lax.optimization_barrier(1 / c)
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf * inverse)) for leaf in leaves)), c
 
 
 def clip(gradients: Any, limit: float) -> tuple[Any, Array]:
