@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from normjax.decoder import Decoder
-from normjax.training import train
+from normjax.training import extremes, train
 from normjax.training.train import Hyper, State, TrainConfig
 
 BATCH_AXIS = "batch"
@@ -187,8 +187,16 @@ class Cohort:
 
     def counters(self) -> dict[str, np.ndarray]:
         """Return the small parts of the state, one entry per member."""
-        names = [name for name in State._fields if name not in ("params", "moments")]
+        names = [name for name in State._fields if name not in ("params", "moments", "extremes")]
         return {name: self._members(getattr(self.state, name)) for name in names}
+
+    def extremes(self) -> list[dict[str, dict[str, np.ndarray]]]:
+        """Return what the steps so far measured, one entry per member."""
+        found = jax.tree.map(self._members, self.state.extremes)
+        return [
+            extremes.by_name(self.model, jax.tree.map(lambda x, i=i: x[i], found))
+            for i in range(self.size)
+        ]
 
     def reset_sums(self) -> None:
         """Zero what the state sums up between evaluations."""

@@ -1,0 +1,192 @@
+"""What every step of a training measures: numbers of one state each, kept as running extremes.
+
+Every number is at hand in the step: nothing is run twice and no array is kept for it. What stays of
+a number are its first and last value, that of the step at which the warm-up ends, the smallest and
+the largest with their steps, over all steps and over those from the end of the warm-up on. They
+are part of the state: they travel in the checkpoint, and a run that goes on has those that it would
+have had. A value that is NaN counts nowhere; an infinite one counts as the largest float32. Sizes
+are roots of float32 sums of squares: above 1.8e19 they count as that, below 1e-19 as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+Values = dict[str, Array]
+AVERAGED = 5
+"""Jumps are taken to the running mean of about so many steps before; from that step on."""
+_LARGEST = float(np.finfo(np.float32).max)
+SCALARS = ("loss/value", "loss/jump", "gradient/norm", "gradient/jump")
+ENDS = ("residual/depth_ratio", "gradient/depth_ratio")
+BY_SUBLAYER = (
+    "residual/rms_after", "residual/transfer", "branch/stream_ratio", "gradient/stream_rms",
+    "gradient/transfer", "gradient/block_norm", "update/block_ratio",
+)  # fmt: skip
+BY_HEAD = ("attention/logit_max", "attention/collision_share", "attention/head_share")
+
+
+class Extremes(NamedTuple):
+    """Extremes of n numbers, each field (n,); what has not been yet is NaN, its step -1.
+
+    Attributes:
+      first, settled, last: at the first step, at the one that ends the warm-up, at the last one.
+      low, high, low_step, high_step: over all steps; steps are counted from 0, before which the
+        number was measured, and are the first of equal ones.
+      settled_low, ...: the same over the steps from the end of the warm-up on.
+      means: (2,), running means of loss and gradient norm.
+    """
+
+    first: Array
+    settled: Array
+    last: Array
+    low: Array
+    high: Array
+    low_step: Array
+    high_step: Array
+    settled_low: Array
+    settled_high: Array
+    settled_low_step: Array
+    settled_high_step: Array
+    means: Array
+
+
+def shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return the numbers that a model's steps measure, {name: shape}, in order.
+
+    Shapes are (), (L, S) by block and sub-layer, or (L, H) by block and head. Of a model that shows
+    nothing there are loss and gradient norm.
+    """
+    out: dict[str, tuple[int, ...]] = {name: () for name in SCALARS}
+    if not hasattr(model, "watched") or not model.config.sublayers:
+        return out
+    c = model.config
+    out |= {name: () for name in ENDS}
+    out |= {name: (c.depth, len(c.sublayers)) for name in BY_SUBLAYER}
+    if "attention" in c.sublayers:
+        out |= {name: (c.depth, c.heads) for name in BY_HEAD}
+    return out
+
+
+def start(model: Any) -> Extremes:
+    """Return the extremes of no step."""
+    count = sum(int(np.prod(shape)) for shape in shapes(model).values())
+    none, never = jnp.full(count, jnp.nan, jnp.float32), jnp.full(count, -1, jnp.int32)
+    return Extremes(
+        first=none, settled=none, last=none, low=none, high=none, low_step=never, high_step=never,
+        settled_low=none, settled_high=none, settled_low_step=never, settled_high_step=never,
+        means=jnp.full(2, jnp.nan, jnp.float32),
+    )  # fmt: skip
+
+
+def inside(
+    seen: Mapping[str, Any], meters: Mapping[str, Any], params: Any, gradients: Any, updates: Any,
+    rate: Array,
+) -> Values:  # fmt: skip
+    """Return what a step measures inside a model, {name: (), (L, S) or (L, H)}.
+
+    Args:
+      seen, meters: as ``Decoder.watched`` gives them, the meters' gradients.
+      params, gradients, updates, rate: of the step; it takes ``rate * updates`` off the parameters.
+    """
+    names = tuple(seen)
+
+    def each(key: str) -> Array:  # (L, S)
+        return jnp.sqrt(jnp.stack([seen[name][key] for name in names], axis=1))
+
+    def size(tree: Any, kernels: bool) -> Array:
+        return jnp.sqrt(jnp.stack([_squares(tree["blocks"][n], kernels) for n in names], axis=1))
+
+    before, after, written = each("before"), each("after"), each("written")
+    pulled = jnp.sqrt(jnp.stack([meters["blocks"][name]["before"] for name in names], axis=1))
+    # What comes after a sub-layer is what the next one starts from.
+    behind = jnp.append(pulled.ravel()[1:], jnp.sqrt(meters["last"])).reshape(pulled.shape)
+    out = {
+        "residual/depth_ratio": after[-1, -1] / before[0, 0],
+        "gradient/depth_ratio": pulled[0, 0] / behind[-1, -1],
+        "residual/rms_after": after,
+        "residual/transfer": after / before,
+        "branch/stream_ratio": written / before,
+        "gradient/stream_rms": pulled,
+        "gradient/transfer": pulled / behind,
+        "gradient/block_norm": size(gradients, False),
+        "update/block_ratio": rate * size(updates, True) / size(params, True),
+    }
+    if "attention" in seen:
+        own = seen["attention"]
+        squares = own["head_square"]
+        out["attention/logit_max"] = own["logit_max"]
+        out["attention/collision_share"] = own["collision"]
+        out["attention/head_share"] = jnp.sqrt(squares / jnp.sum(squares, 1, keepdims=True))
+    return out
+
+
+def _squares(tree: Any, kernels: bool) -> Array:
+    """Return the sum of squares by block of the leaves (L, ...) of a sub-layer: (L,)."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    leaves = [x for path, x in flat if path[-1].key == "kernel" or not kernels]
+    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in leaves]
+    return sum(jnp.sum(jnp.square(x), tuple(range(1, x.ndim))) for x in wide)
+
+
+def taken(
+    old: Extremes, model: Any, values: Values, loss: Array, norm: Array, step: Array, warmup: int,
+    alive: Array,
+) -> Extremes:  # fmt: skip
+    """Return the extremes after one more step.
+
+    Args:
+      old: before it.
+      model: that is trained.
+      values: of :func:`inside`; empty for a model that shows nothing.
+      loss, norm: of the step, the norm before clipping.
+      step: which, from 0.
+      warmup: steps of warm-up.
+      alive: whether the run has not diverged: where it has, nothing changes.
+    """
+    now = jnp.stack([loss, norm]).astype(jnp.float32)
+    jumps = jnp.where(step >= AVERAGED, now / old.means, jnp.nan)
+    numbers = values | {
+        "loss/value": now[0], "loss/jump": jumps[0], "gradient/norm": now[1],
+        "gradient/jump": jumps[1],
+    }  # fmt: skip
+    flat = jnp.concatenate([
+        jnp.reshape(numbers[name], -1).astype(jnp.float32) for name in shapes(model)
+    ])  # fmt: skip
+    x = jnp.minimum(flat, _LARGEST)
+    known = alive & ~jnp.isnan(x)
+    settled = known & (step >= warmup)
+    lower, higher = known & ~(x >= old.low), known & ~(x <= old.high)
+    under, over = settled & ~(x >= old.settled_low), settled & ~(x <= old.settled_high)
+    put = jnp.where
+    usable = alive & jnp.isfinite(now)
+    mean = put(jnp.isnan(old.means), now, old.means + (now - old.means) / AVERAGED)
+    return Extremes(
+        first=put(known & (step == 0), x, old.first),
+        settled=put(settled & (step == warmup), x, old.settled),
+        last=put(known, x, old.last),
+        low=put(lower, x, old.low), high=put(higher, x, old.high),
+        low_step=put(lower, step, old.low_step), high_step=put(higher, step, old.high_step),
+        settled_low=put(under, x, old.settled_low), settled_high=put(over, x, old.settled_high),
+        settled_low_step=put(under, step, old.settled_low_step),
+        settled_high_step=put(over, step, old.settled_high_step),
+        means=put(usable, mean, old.means),
+    )  # fmt: skip
+
+
+def by_name(model: Any, extremes: Extremes) -> dict[str, dict[str, np.ndarray]]:
+    """Return one run's extremes on the host as {name: {field: array of the number's shape}}."""
+    out, at = {}, 0
+    for name, shape in shapes(model).items():
+        size = int(np.prod(shape))
+        out[name] = {
+            field: np.asarray(getattr(extremes, field))[at : at + size].reshape(shape)
+            for field in Extremes._fields if field != "means"
+        }  # fmt: skip
+        at += size
+    return out
