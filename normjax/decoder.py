@@ -405,13 +405,14 @@ class Decoder:
             loss's gradient with respect to the stream there, times the squared number of tokens.
 
         Returns:
-          logits, and by sub-layer, over the blocks: "before", "written", "after", mean squares (L,);
-          of attention by head (L, H) "logit_max", "collision" (Renyi's entropy of order 2 over the
-          largest possible) and "head_square" (mean square of what a head returns times the squares
-          of the output matrix's rows for it).
+          logits, and by sub-layer, over the blocks: "before", "written", "after", mean squares
+          (L,); of attention by head (L, H) "logit_max", "collision" (Renyi's entropy of order 2
+          over the largest possible) and "head_square" (mean square of what a head returns times the
+          squares of the output matrix's rows for it).
         """
         variables = {"params": params, METERS: meters}
-        logits, seen = self._module.apply(variables, tokens, mutable=(WATCHED,))
+        logits, found = self._module.apply(variables, tokens, mutable=(WATCHED,))
+        seen: Any = found
         out: dict[str, Params] = {}
         for name, own in seen.get(WATCHED, {}).get("blocks", {}).items():
             out[name] = {k: v[0] for k, v in (own | own.get("branch", {})).items() if k != "branch"}

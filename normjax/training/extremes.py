@@ -25,8 +25,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 SCALARS = ("loss/value", "loss/jump", "gradient/norm", "gradient/jump")
 ENDS = ("residual/depth_ratio", "gradient/depth_ratio")
 BY_SUBLAYER = (
-    "residual/rms_after", "residual/transfer", "branch/stream_ratio", "gradient/stream_rms",
-    "gradient/transfer", "gradient/block_norm", "update/block_ratio",
+    "residual/rms_before", "residual/rms_after", "residual/transfer", "branch/stream_ratio",
+    "gradient/stream_rms", "gradient/transfer", "gradient/block_norm", "update/block_ratio",
 )  # fmt: skip
 BY_HEAD = ("attention/logit_max", "attention/collision_share", "attention/head_share")
 
@@ -62,14 +62,14 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
     Shapes are (), (L, S) by block and sub-layer, or (L, H) by block and head. Of a model that shows
     nothing there are loss and gradient norm.
     """
-    out: dict[str, tuple[int, ...]] = {name: () for name in SCALARS}
+    out: dict[str, tuple[int, ...]] = dict.fromkeys(SCALARS, ())
     if not hasattr(model, "watched") or not model.config.sublayers:
         return out
     c = model.config
-    out |= {name: () for name in ENDS}
-    out |= {name: (c.depth, len(c.sublayers)) for name in BY_SUBLAYER}
+    out |= dict.fromkeys(ENDS, ())
+    out |= dict.fromkeys(BY_SUBLAYER, (c.depth, len(c.sublayers)))
     if "attention" in c.sublayers:
-        out |= {name: (c.depth, c.heads) for name in BY_HEAD}
+        out |= dict.fromkeys(BY_HEAD, (c.depth, c.heads))
     return out
 
 
@@ -109,6 +109,7 @@ def inside(
     out = {
         "residual/depth_ratio": after[-1, -1] / before[0, 0],
         "gradient/depth_ratio": pulled[0, 0] / behind[-1, -1],
+        "residual/rms_before": before,
         "residual/rms_after": after,
         "residual/transfer": after / before,
         "branch/stream_ratio": written / before,
@@ -120,9 +121,10 @@ def inside(
     if "attention" in seen:
         own = seen["attention"]
         squares = own["head_square"]
+        total = jnp.sum(squares, 1, keepdims=True)
         out["attention/logit_max"] = own["logit_max"]
         out["attention/collision_share"] = own["collision"]
-        out["attention/head_share"] = jnp.sqrt(squares / jnp.sum(squares, 1, keepdims=True))
+        out["attention/head_share"] = jnp.sqrt(squares / jnp.where(total == 0, 1, total))
     return out
 
 
@@ -131,7 +133,8 @@ def _squares(tree: Any, kernels: bool) -> Array:
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     leaves = [x for path, x in flat if path[-1].key == "kernel" or not kernels]
     wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in leaves]
-    return sum(jnp.sum(jnp.square(x), tuple(range(1, x.ndim))) for x in wide)
+    squares = [jnp.sum(jnp.square(x), tuple(range(1, x.ndim))) for x in wide]
+    return jnp.sum(jnp.stack(squares), axis=0)
 
 
 def taken(
@@ -177,6 +180,26 @@ def taken(
         settled_high_step=put(over, step, old.settled_high_step),
         means=put(usable, mean, old.means),
     )  # fmt: skip
+
+
+def expected(model: Any) -> dict[str, np.ndarray]:
+    """Return what a placement's row says of a number beforehand, {name: array of its shape}.
+
+    Of branch/stream_ratio the size at which B starts, where the row makes it a number or one that
+    is learned, and 1 elsewhere: a branch may write that much less, and at first nothing where B
+    starts at 0.
+    """
+    names = model.config.sublayers
+    if not names:
+        return {}
+    depth, rows = model.config.depth, [model.config.placement_row.of(name) for name in names]
+    starts = [[_start(row.at(block, depth).write) for row in rows] for block in range(1, depth + 1)]
+    return {"branch/stream_ratio": np.array(starts)}
+
+
+def _start(write: Any) -> float:
+    value = getattr(write, "start", write)
+    return min(abs(float(value)), 1.0) if isinstance(value, int | float) else 1.0
 
 
 def by_name(model: Any, extremes: Extremes) -> dict[str, dict[str, np.ndarray]]:
