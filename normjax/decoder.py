@@ -161,10 +161,8 @@ class SubLayer(nn.Module):
         row = self.row or self.config.placement_row.of(self.branch)
         # Gradients are wanted on both sides of every norm.
         before = metered(self, "before", tapped(self, "before", state, shifted=True))
-        after = tapped(self, "after", fold(row, before, _Values(self, row, factors, shared)))
         watched(self, "before", lambda: mean_square(before))
-        watched(self, "after", lambda: mean_square(after))
-        return after
+        return tapped(self, "after", fold(row, before, _Values(self, row, factors, shared)))
 
 
 class Block(nn.Module):
@@ -214,6 +212,7 @@ class DecoderModule(nn.Module):
             return h
         if c.sublayers and part == "all":
             h = self._blocks(h)
+        watched(self, "last", lambda: mean_square(h))
         h = self._read_out(metered(self, "last", h))
         if c.has_final_norm:
             h = tapped(self, "last", h, shifted=True)
@@ -405,16 +404,17 @@ class Decoder:
             loss's gradient with respect to the stream there, times the squared number of tokens.
 
         Returns:
-          logits, and by sub-layer, over the blocks: "before", "written", "after", mean squares
-          (L,); of attention by head (L, H) "logit_max", "collision" (Renyi's entropy of order 2
-          over the largest possible) and "head_square" (mean square of what a head returns times the
-          squares of the output matrix's rows for it).
+          logits, and by sub-layer, over the blocks: "before", "written", mean squares (L,); of
+          attention by head (L, H) "logit_max" and "collision" (Renyi's entropy of order 2 over the
+          largest possible), both of the batch's first sequence, and "head_square" (mean square of
+          what a head returns times the squares of the output matrix's rows for it). Under "" there
+          is "last", the mean square of the state after block L.
         """
         variables = {"params": params, METERS: meters}
         logits, found = self._module.apply(variables, tokens, mutable=(WATCHED,))
         seen: Any = found
-        out: dict[str, Params] = {}
-        for name, own in seen.get(WATCHED, {}).get("blocks", {}).items():
+        out: dict[str, Params] = {"": {"last": seen[WATCHED]["last"][0]}}
+        for name, own in seen[WATCHED].get("blocks", {}).items():
             out[name] = {k: v[0] for k, v in (own | own.get("branch", {})).items() if k != "branch"}
         return logits, out
 

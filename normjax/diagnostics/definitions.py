@@ -79,7 +79,8 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
     ),
     "attention/logit_max": Diagnostic(
         "largest logit", "largest absolute logit that the softmax sees, over queries and the keys"
-        " that they see", axes=("layer", "head"), source=_GROWTH, scale="log",
+        " that they see; at every step of the batch's first sequence, at samples of all",
+        axes=("layer", "head"), source=_GROWTH, scale="log",
     ),
     "attention/logit_std": Diagnostic(
         "spread of logits", "standard deviation of a query's logits over the keys that it sees,"
@@ -99,8 +100,9 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
     "attention/collision_share": Diagnostic(
         "collision entropy, of the largest possible",
         "-log sum p^2 of a query's probabilities (Renyi's entropy of order 2, at most the entropy)"
-        " over log n for the n keys that it sees, mean over queries of two keys or more; 1 is"
-        " uniform attention, 0 is one key", axes=("layer", "head"), source="Renyi 1961",
+        " over log n for the n keys that it sees, mean over queries of two keys or more of"
+        " the batch's first sequence; 1 is uniform attention, 0 is one key",
+        axes=("layer", "head"), source="Renyi 1961",
     ),
     "attention/head_share": Diagnostic(
         "share of a head", "RMS of what a head returns times the length of the output matrix's rows"
@@ -151,7 +153,8 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
     ),
     "update/block_ratio": Diagnostic(
         "update / parameters", "length of the step that the optimizer takes in the matrices of the"
-        " sub-layer over their length", scale="log", source="You et al. 2017, arXiv 1708.03888",
+        " sub-layer over their length, both of one row in eight", scale="log",
+        source="You et al. 2017, arXiv 1708.03888",
     ),
     "loss/jump": Diagnostic(
         "loss over its mean before", "loss of the step over the running mean of about five steps"

@@ -1,11 +1,13 @@
 """What every step of a training measures: numbers of one state each, kept as running extremes.
 
-Every number is at hand in the step: nothing is run twice and no array is kept for it. What stays of
-a number are its first and last value, that of the step at which the warm-up ends, the smallest and
-the largest with their steps, over all steps and over those from the end of the warm-up on. They
-are part of the state: they travel in the checkpoint, and a run that goes on has those that it would
-have had. A value that is NaN counts nowhere; an infinite one counts as the largest float32. Sizes
-are roots of float32 sums of squares: above 1.8e19 they count as that, below 1e-19 as 0.
+Every number is at hand in the step: nothing is run twice, no array is kept for it. The dearest are
+thinned out: logits and probabilities of attention are those of the batch's first sequence, updates
+and parameters those of one row in eight of the matrices. What stays of a number are its first and
+last value, that of the step at which the warm-up ends, the smallest and the largest with their
+steps, over all steps and over those from the end of the warm-up on. They are part of the state:
+they travel in the checkpoint, and a run that goes on has those that it would have had. A value that
+is NaN counts nowhere; an infinite one counts as the largest float32. Sizes are roots of float32
+sums of squares: above 1.8e19 they count as that, below 1e-19 as 0.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from jax import Array
 Values = dict[str, Array]
 AVERAGED = 5
 """Jumps are taken to the running mean of about so many steps before; from that step on."""
+ROWS = 8
+"""Of updates and parameters one row in so many is measured."""
 _LARGEST = float(np.finfo(np.float32).max)
 SCALARS = ("loss/value", "loss/jump", "gradient/norm", "gradient/jump")
 ENDS = ("residual/depth_ratio", "gradient/depth_ratio")
@@ -94,29 +98,32 @@ def inside(
       seen, meters: as ``Decoder.watched`` gives them, the meters' gradients.
       params, gradients, updates, rate: of the step; it takes ``rate * updates`` off the parameters.
     """
-    names = tuple(seen)
+    names = tuple(name for name in seen if name)
 
     def each(key: str) -> Array:  # (L, S)
         return jnp.sqrt(jnp.stack([seen[name][key] for name in names], axis=1))
 
-    def size(tree: Any, kernels: bool) -> Array:
-        return jnp.sqrt(jnp.stack([_squares(tree["blocks"][n], kernels) for n in names], axis=1))
+    def size(tree: Any, every: int) -> Array:
+        return jnp.sqrt(jnp.stack([_squares(tree["blocks"][n], every) for n in names], axis=1))
 
-    before, after, written = each("before"), each("after"), each("written")
+    def behind(x: Array, last: Array) -> Array:
+        """What comes after a sub-layer is what the next one starts from."""
+        return jnp.append(x.ravel()[1:], jnp.sqrt(last)).reshape(x.shape)
+
+    before, written = each("before"), each("written")
     pulled = jnp.sqrt(jnp.stack([meters["blocks"][name]["before"] for name in names], axis=1))
-    # What comes after a sub-layer is what the next one starts from.
-    behind = jnp.append(pulled.ravel()[1:], jnp.sqrt(meters["last"])).reshape(pulled.shape)
+    after, pulled_after = behind(before, seen[""]["last"]), behind(pulled, meters["last"])
     out = {
         "residual/depth_ratio": after[-1, -1] / before[0, 0],
-        "gradient/depth_ratio": pulled[0, 0] / behind[-1, -1],
+        "gradient/depth_ratio": pulled[0, 0] / pulled_after[-1, -1],
         "residual/rms_before": before,
         "residual/rms_after": after,
         "residual/transfer": after / before,
         "branch/stream_ratio": written / before,
         "gradient/stream_rms": pulled,
-        "gradient/transfer": pulled / behind,
-        "gradient/block_norm": size(gradients, False),
-        "update/block_ratio": rate * size(updates, True) / size(params, True),
+        "gradient/transfer": pulled / pulled_after,
+        "gradient/block_norm": size(gradients, 0),
+        "update/block_ratio": rate * size(updates, ROWS) / size(params, ROWS),
     }
     if "attention" in seen:
         own = seen["attention"]
@@ -128,10 +135,14 @@ def inside(
     return out
 
 
-def _squares(tree: Any, kernels: bool) -> Array:
-    """Return the sum of squares by block of the leaves (L, ...) of a sub-layer: (L,)."""
+def _squares(tree: Any, every: int) -> Array:
+    """Return the sum of squares by block of the leaves (L, ...) of a sub-layer: (L,).
+
+    With ``every`` of the matrices only, one row in so many.
+    """
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    leaves = [x for path, x in flat if path[-1].key == "kernel" or not kernels]
+    leaves = [x for path, x in flat if path[-1].key == "kernel" or not every]
+    leaves = [x[:, ::every] if every else x for x in leaves]
     wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in leaves]
     squares = [jnp.sum(jnp.square(x), tuple(range(1, x.ndim))) for x in wide]
     return jnp.sum(jnp.stack(squares), axis=0)

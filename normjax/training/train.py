@@ -222,7 +222,9 @@ def train_step(
             for branch, own in seen.items()
         }
     gradients, (updates, rate, moments, norm) = _planned(config, state, hyper, raw)
-    values = extremes.inside(seen, meters, state.params, raw, updates, rate) if seen else {}
+    values = {}
+    if len(seen) > 1:  # there are sub-layers
+        values = extremes.inside(seen, meters, state.params, raw, updates, rate)
     params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
     params = getattr(model, "after_step", _unchanged)(params)
 
