@@ -84,7 +84,9 @@ def test_the_whole_table_and_every_band():
         else:
             wrong.append((case.name, judged.sentence))
     assert len(FAULTS) >= 30 and right >= 0.9 * len(FAULTS), wrong
-    assert set(sides()) <= seen, set(sides()) - seen
+    # No training of the table shrinks its stream after warm-up: test_verdict.py makes one up.
+    elsewhere = {("residual/rms_after", "drift", "warm-up", True)}
+    assert set(sides()) - elsewhere <= seen, set(sides()) - elsewhere - seen
 
 
 @pytest.mark.slow

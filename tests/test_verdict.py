@@ -75,7 +75,7 @@ FAULTS = {
     "a runaway gain": (
         f"gain/max[{NORM}]", (1,), lambda step: 1 + step / 10, 0, 100, 2, None, None, 1.1,
     ),
-    "entropy collapse": ("attention/collision_share", (3, 1), 1e-6, 30, 30, 4, None, 2, 10.0),
+    "entropy collapse": ("attention/collision_share", (3, 1), 1e-8, 30, 30, 4, None, 2, 10.0),
     "rank collapse": ("residual/token_similarity", (1, 0), 0.999, 100, 100, 2, "attention", None,
                       0.999 / 0.99),
     "logits grow": ("attention/logit_max", (0, 2), lambda step: 8.0 + 10.0 * step, 0, 100, 1, None,
@@ -108,6 +108,15 @@ def test_a_branch_may_be_compared_with_the_median_of_the_other_layers():
     others = [samples[0][1]["branch/rms"][i, 1] for i in (0, 1, 3)]
     first = judged(samples, VerdictConfig(bands=("branch/rms::100:layers",))).first
     assert first.factor == pytest.approx(5000 / np.median(others) / 100, rel=1e-12)
+
+
+def test_a_stream_that_shrinks_after_the_warmup_drifts():
+    samples = healthy()
+    for step, values in samples:
+        values["residual/rms_after"][1, 0] = 4.0 if step < 300 else 0.2
+    first = judged(samples, warmup=10).first
+    assert (first.diagnostic, first.step, first.layer) == ("residual/rms_after", 300, 2)
+    assert first.below and first.factor == pytest.approx(2.0, rel=1e-12)
 
 
 def test_units_that_are_dead_are_an_idle_part():
@@ -206,7 +215,7 @@ def test_a_nan_in_one_layer_is_an_event_of_its_own():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_sample_that_is_not_finite_changes_no_other_event(bad):
-    samples = plant(healthy(), "attention/collision_share", (3, 1), 1e-6, 30)
+    samples = plant(healthy(), "attention/collision_share", (3, 1), 1e-8, 30)
     samples = plant(samples, f"gain/max[{NORM}]", (1,), lambda step: 1 + step / 10)
     samples = plant(samples, "branch/stream_ratio", (2, 1), 5000.0)
     others = judged(samples).events
@@ -293,7 +302,7 @@ def test_no_finite_loss_at_the_end_is_a_divergence(tmp_path):
 
 
 def test_the_written_diagnostics_give_the_same_verdict(tmp_path):
-    samples = plant(healthy(), "attention/collision_share", (3, 1), 1e-6, 30)
+    samples = plant(healthy(), "attention/collision_share", (3, 1), 1e-8, 30)
     path = folder(tmp_path, samples)
     found = verdict.judge_run(path)
     assert found.events == judged(samples).events
@@ -305,7 +314,7 @@ def test_the_written_diagnostics_give_the_same_verdict(tmp_path):
 
 
 def test_damaged_lines_are_passed_over(tmp_path):
-    samples = plant(healthy(), "attention/collision_share", (3, 1), 1e-6, 30)
+    samples = plant(healthy(), "attention/collision_share", (3, 1), 1e-8, 30)
     path = folder(tmp_path, samples)
     expected = verdict.judge_run(path)
     foreign = ({"step": 2, "values": {"residual/rms_after": [[1.0, 2.0], [3.0]]}},
@@ -339,7 +348,7 @@ def test_bands_can_be_changed():
     samples = healthy()
     assert judged(samples, VerdictConfig(bands=("attention/logit_max::5",))).state == "drifting"
     wide = VerdictConfig(bands=("attention/collision_share::",))
-    planted = plant(healthy(), "attention/collision_share", (3, 1), 1e-6, 30)
+    planted = plant(healthy(), "attention/collision_share", (3, 1), 1e-8, 30)
     assert judged(planted, wide).state == "well behaved"
     growth = VerdictConfig(bands=("residual/rms_after::3:start",))
     first = judged(plant(samples, "residual/rms_after", (1, 0), 6.0, 300), growth).first

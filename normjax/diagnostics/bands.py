@@ -155,7 +155,7 @@ BANDS: tuple[Band, ...] = (
         source=_RULE, one_sided="large logits have the band above",
     ),
     Band(
-        "attention/collision_share", low=1e-5,
+        "attention/collision_share", low=1e-7,
         reason="entropy collapse: every query of the head looks at one token only, and its softmax"
         " passes no gradient on", source="Zhai et al. 2023, arXiv 2303.06296",
         one_sided="uniform attention is usual at the start; for good: the band of small logits",
