@@ -26,13 +26,18 @@ from normjax.equation import FACTORS, MODEL_NORM, SHARED_NORM, SLOTS, Learned, S
 from normjax.errors import UserError
 from normjax.layers import (
     DIAGNOSTICS,
+    METERS,
     MLP,
     SHIFTS,
+    WATCHED,
     Attention,
     Linear,
+    mean_square,
+    metered,
     norm_layer,
     softcap,
     tapped,
+    watched,
     wide,
 )
 from normjax.mixing import mixed
@@ -104,7 +109,10 @@ class _Values:
             x = self.times(name, weights, x)
             if name == "write" and x.shape != state.shape:
                 x = jnp.tile(x, self.config.rows)
-        return tapped(self.module, "written", x) if name == "write" else x
+        if name == "write":
+            watched(self.module, "written", lambda: mean_square(x))
+            x = tapped(self.module, "written", x)
+        return x
 
     def plus(self, kept: Array | None, written: Array) -> Array:
         return written if kept is None else kept + written
@@ -152,8 +160,9 @@ class SubLayer(nn.Module):
     def __call__(self, state: Array, factors: Any, shared: Params) -> Array:
         row = self.row or self.config.placement_row.of(self.branch)
         # Gradients are wanted on both sides of every norm.
-        state = tapped(self, "before", state, shifted=True)
-        return tapped(self, "after", fold(row, state, _Values(self, row, factors, shared)))
+        before = metered(self, "before", tapped(self, "before", state, shifted=True))
+        watched(self, "before", lambda: mean_square(before))
+        return tapped(self, "after", fold(row, before, _Values(self, row, factors, shared)))
 
 
 class Block(nn.Module):
@@ -203,7 +212,8 @@ class DecoderModule(nn.Module):
             return h
         if c.sublayers and part == "all":
             h = self._blocks(h)
-        h = self._read_out(h)
+        watched(self, "last", lambda: mean_square(h))
+        h = self._read_out(metered(self, "last", h))
         if c.has_final_norm:
             h = tapped(self, "last", h, shifted=True)
             h = tapped(self, "final", norm_layer(c, "final_norm")(h), shifted=True)
@@ -253,7 +263,7 @@ class DecoderModule(nn.Module):
 
         scan = nn.scan(
             body, split_rngs={"params": True},
-            variable_axes={"params": 0, DIAGNOSTICS: 0, SHIFTS: 0},
+            variable_axes={"params": 0, DIAGNOSTICS: 0, SHIFTS: 0, WATCHED: 0, METERS: 0},
             length=c.depth, unroll=1 if c.scan_layers else c.depth,
         )  # fmt: skip
         varying = tuple(x for x, moves in zip(leaves, varies, strict=True) if moves)
@@ -381,6 +391,40 @@ class Decoder:
         make = lambda p, t: self._module.apply({"params": p}, t, mutable=(SHIFTS,))[1]  # noqa: E731
         shapes: Any = jax.eval_shape(make, params, tokens)
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[SHIFTS])
+
+    def watched(
+        self, params: Params, tokens: Array, meters: Params
+    ) -> tuple[Array, dict[str, Params]]:
+        """Return logits (B, T, V), and numbers of what passed on the way to them.
+
+        Args:
+          params: of the model.
+          tokens: (B, T).
+          meters: like :meth:`meters`; the gradient with respect to one is the mean square of the
+            loss's gradient with respect to the stream there, times the squared number of tokens.
+
+        Returns:
+          logits, and by sub-layer, over the blocks: "before", "written", mean squares (L,); of
+          attention by head (L, H) "logit_max" and "collision" (Renyi's entropy of order 2 over the
+          largest possible), both of the batch's first sequence, and "head_square" (mean square of
+          what a head returns times the squares of the output matrix's rows for it). Under "" there
+          is "last", the mean square of the state after block L.
+        """
+        variables = {"params": params, METERS: meters}
+        logits, found = self._module.apply(variables, tokens, mutable=(WATCHED,))
+        seen: Any = found
+        out: dict[str, Params] = {"": {"last": seen[WATCHED]["last"][0]}}
+        for name, own in seen[WATCHED].get("blocks", {}).items():
+            out[name] = {k: v[0] for k, v in (own | own.get("branch", {})).items() if k != "branch"}
+        return logits, out
+
+    def meters(self) -> Params:
+        """Return zeros for :meth:`watched`: "last", and "before" of every sub-layer (L,)."""
+        zeros = {
+            name: {"before": jnp.zeros(self.config.depth, jnp.float32)}
+            for name in self.config.sublayers
+        }
+        return {"last": jnp.zeros((), jnp.float32), **({"blocks": zeros} if zeros else {})}
 
     def embed(self, params: Params, tokens: Array) -> Array:
         """Return the stream (B, T, D) that block 1 reads."""

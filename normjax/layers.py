@@ -6,10 +6,12 @@ share one of them, C head width, R = G T rows of a group, S positions that are s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -20,6 +22,9 @@ from normjax.norms import NormLayer
 
 DIAGNOSTICS, SHIFTS = "diagnostics", "shifts"
 """Flax collections: arrays that are looked at, and zeros added to some of them."""
+WATCHED, METERS = "watched", "meters"
+"""Flax collections: numbers of what passes, reduced on the spot, and zeros, one per metered array,
+whose gradient is the mean square of that array's gradient."""
 
 
 class Linear(nn.Module):
@@ -64,6 +69,44 @@ def tapped(module: nn.Module, name: str, x: Array, shifted: bool = False) -> Arr
         x = module.perturb(name, x, collection=SHIFTS)
     module.sow(DIAGNOSTICS, name, x)
     return x
+
+
+def watched(module: nn.Module, name: str, number: Callable[[], Array]) -> None:
+    """Show a number of what passes to whoever collects these; without one it is not computed.
+
+    Nothing is differentiated through it.
+    """
+    if module.is_mutable_collection(WATCHED):
+        module.sow(WATCHED, name, jax.lax.stop_gradient(number()))
+
+
+def mean_square(x: Array, axis: Any = None) -> Array:
+    """Return mean(x^2), in float32 at least."""
+    return jnp.mean(jnp.square(x.astype(wide(x.dtype))), axis)
+
+
+def metered(module: nn.Module, name: str, x: Array) -> Array:
+    """Return x; where there are meters, the derivative of the loss by this one is made to be N^2
+    times the mean square of that by x, N the tokens of x: no array is kept for it."""
+    if module.has_variable(METERS, name) or module.is_mutable_collection(METERS):
+        zero: Any = module.variable(METERS, name, jnp.zeros, (), jnp.float32)
+        return _metered(x, zero.value)
+    return x
+
+
+# A reverse derivative of its own, which forward mode refuses: only training steps have meters.
+@jax.custom_vjp
+def _metered(x: Array, meter: Array) -> Array:
+    return x
+
+
+def _measured(x: Array, pulled: Array) -> tuple[Array, Array]:
+    tokens = pulled.size // pulled.shape[-1]
+    size = jnp.mean(jnp.square(pulled.astype(jnp.float32) * tokens))
+    return pulled, size
+
+
+_metered.defvjp(lambda x, meter: (x, None), _measured)
 
 
 def norm_layer(config: DecoderConfig, name: str, norm: Any = MODEL_NORM) -> NormLayer:
@@ -144,10 +187,40 @@ class Attention(nn.Module):
         causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
         p_BKRS = softmax_over(jnp.tile(causal, (G, 1)), logits)
         p_BKRS = tapped(self, "probabilities", p_BKRS).astype(v.dtype)
+        # The dearest by far, T^2 numbers a head: one sequence of the batch stands for all.
+        watched(self, "logit_max", lambda: _largest_seen(logits[:1], causal, G))
+        watched(self, "collision", lambda: _collision_share(p_BKRS[:1], G))
         o = (p_BKRS @ v_BKSC).reshape(batch, K, G, length, C)
         o = o.transpose(0, 3, 1, 2, 4).reshape(batch, length, K * G * C)
         out_std = gain * c.initialization.output_stddev(K * G * C, width, c.depth)
-        return Linear(width, c, out_std, name="output")(o)
+        written = Linear(width, c, out_std, name="output")(o)
+        watched(self, "head_square", lambda: _head_squares(
+            o, self.variables["params"]["output"]["kernel"], c.heads
+        ))  # fmt: skip
+        return written
+
+
+def _largest_seen(logits: Array, causal: Array, group: int) -> Array:
+    """Return the largest absolute logit that each head's queries see: (B, K, G T, S) -> (H,)."""
+    seen = jnp.where(jnp.tile(causal, (group, 1)), jnp.abs(logits), 0)
+    return jnp.max(seen.reshape(*seen.shape[:2], group, *causal.shape), (0, 3, 4)).ravel()
+
+
+def _collision_share(p: Array, group: int) -> Array:
+    """Return -log sum p^2 of a query over log n for the n keys it sees, mean over queries of two
+    keys or more, by head: (B, K, G T, S) -> (H,)."""
+    batch, groups, rows, length = p.shape
+    squares = jnp.sum(jnp.square(p.astype(wide(p.dtype))), -1)
+    own = squares.reshape(batch, groups, group, rows // group)[..., 1:]
+    keys = jnp.arange(2, length + 1, dtype=own.dtype)
+    return jnp.mean(-jnp.log(own) / jnp.log(keys), (0, 3)).ravel()
+
+
+def _head_squares(o: Array, kernel: Array, heads: int) -> Array:
+    """Return mean(o_h^2) |W_h|^2 by head: of (B, T, H C) and the rows of (H C, D) it meets."""
+    by_head = o.reshape(-1, heads, o.shape[-1] // heads)
+    weight = kernel.astype(wide(kernel.dtype)).reshape(heads, -1)
+    return mean_square(by_head, (0, 2)) * jnp.sum(jnp.square(weight), -1)
 
 
 def _heads_first(q_BTKGC: Array) -> Array:

@@ -24,6 +24,7 @@ from experiments.stability.data import (
     Stability,
 )
 from experiments.stability.figures import in_words
+from normjax.diagnostics import verdict
 from normjax.reporting import html, report
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import Page, Section, details, muted
@@ -305,8 +306,7 @@ def _judged(stability: Stability) -> str:
             own[1] += 1
     if not counts:
         return ""
-    order = ("well behaved", "drifting", "unstable", "diverged")
-    parts = [f"{counts[s][0]} of {counts[s][1]} {s}" for s in order if s in counts]
+    parts = [f"{counts[s][0]} of {counts[s][1]} {s}" for s in verdict.STATES if s in counts]
     return f"By the verdict on their diagnostics, so many runs train: {listed(parts)}."
 
 

@@ -3,9 +3,11 @@
     autopsy("runs/ablation-default/runs/no-norm-s0-...").sentence
 
 The replay starts from the run's last checkpoint that leaves room for the steps before, else from
-its initialization; batches are functions of (seed, step), the step is the one function of
-``normjax.training.train``. So the run comes again, which is checked: the same first bad step, the
-same parameters before it, the same diagnostics where the run had measured some.
+its initialization. Batches are functions of (seed, step), and the steps are those of the cohort's
+own program: as many devices, as many lanes, all of them filled with this run. So the run comes
+again, bit for bit: the same first bad step, and in its last checkpoint the same parameters, the
+same moments and the same extremes of everything that its steps measured. Where one bit differs the
+replay is another run, and nothing is told.
 """
 
 from __future__ import annotations
@@ -19,29 +21,20 @@ import numpy as np
 
 from normjax.configs import to_dict
 from normjax.decoder import Decoder
-from normjax.diagnostics import autopsy_record, definitions, log
+from normjax.diagnostics import autopsy_record, definitions
 from normjax.diagnostics.autopsy_record import Autopsy, ReplayCheck
 from normjax.diagnostics.probe import Probe
 from normjax.errors import UserError
 from normjax.runs.run_folder import RunFolder
 from normjax.training import optimizer, train
-from normjax.training.train import Hyper, State, TrainConfig
+from normjax.training.cohorts import Cohort
+from normjax.training.train import State, TrainConfig
 from normjax.training.trained import TrainedRun
 
 BEFORE = 30
 """So many steps before the first bad one are measured."""
 AFTER = 4
 """So many more bad steps are measured: parameters stand still there, only the batches change."""
-CLOSE = 1e-3
-"""Largest relative difference of a replay that still counts as the run again.
-
-A run that had a device to itself comes again bit for bit; among lanes or devices it was another
-program, whose last bits differ and grow as it diverges.
-"""
-
-
-WRITTEN = 5e-9
-"""diagnostics.jsonl holds nine digits."""
 
 
 def autopsy(
@@ -57,8 +50,8 @@ def autopsy(
       most_replayed: None, or so many steps may be taken at most.
 
     Raises:
-      UserError: the run did not diverge, has no checkpoint, its text is gone, or it would take more
-        steps than allowed.
+      UserError: the run did not diverge, has no checkpoint, its text is gone, it took more devices
+        than there are, or it would take more steps than allowed.
     """
     folder = Path(run_folder).expanduser()
     found = RunFolder(folder)
@@ -77,34 +70,35 @@ def autopsy(
             f"run={run_folder}: {last + 1 - start} steps to replay, more than {most_replayed};"
             f' autopsy("{folder}") does it'
         )
-    replay = _Replay(run, start)
+    replay = _Replay(run, start, found.environment)
     replay.advance(first - start)
     samples = []
     while replay.step <= last:
         if replay.step == bad:
-            replay.keep_params()
+            replay.keep()
         samples.append((replay.step, replay.measure()))
         replay.advance(1)
-    checks = _checks(run, replay, samples, bad)
+    # To the end of the streak: its steps are part of the extremes.
+    replay.advance(min(bad + run.train_config.patience, run.train_config.steps) - replay.step)
+    checks = _checks(run, replay, bad)
     schedule = optimizer.unit_schedule(
         run.train_config.steps, run.train_config.warmup_steps, run.train_config.final_fraction
     )
     rates = {step: float(np.asarray(schedule(step))) for step, _ in samples}
     names = definitions.sublayer_names(to_dict(run.model.config))
     result = autopsy_record.examine(samples, bad, start, checks, names, rates)
-    autopsy_record.write(folder, result, samples)
+    autopsy_record.write(folder, result, samples if result.reproduced else [])
     return result
 
 
 @lru_cache(maxsize=2)
-def _chunk(model: Decoder, config: TrainConfig, weights: tuple[float, ...] | None) -> Any:
-    """The training program of a run alone; runs of one program share it."""
-    target = None if weights is None else np.array(weights, np.float32)
-    return jax.jit(
-        lambda state, hyper, windows, count: train.train_chunk(
-            model, config, state, hyper, windows, count, None, target
-        )
-    )
+def _cohort(
+    model: Decoder, config: TrainConfig, weights: tuple[float, ...] | None, runs: int, devices: int
+) -> Cohort:
+    """A cohort of so many runs on so many devices; diverged runs of one cohort share it."""
+    target = None if weights is None else np.array(weights)
+    nobody = [train.Hyper(0, 0.0, 0.0, 0.0)] * runs
+    return Cohort(model, config, nobody, jax.local_devices()[:devices], target, planned=runs)
 
 
 @lru_cache(maxsize=2)
@@ -113,15 +107,33 @@ def _probe(model: Decoder, config: TrainConfig) -> Probe:
 
 
 class _Replay:
-    """The state of a run, taken on from one of its steps."""
+    """A run, taken on from one of its steps by the program of its cohort."""
 
-    def __init__(self, run: TrainedRun, start: int):
+    def __init__(self, run: TrainedRun, start: int, environment: dict[str, Any]):
         self._run, self._config, self.step = run, run.train_config, start
-        self.state: State = run.state(start)
-        self.bad: int | None = None
-        self.params: Any = None
-        seed, *rates = run.hyper
-        self._hyper = Hyper(np.uint32(seed), *(np.float32(x) for x in rates))
+        self._lanes = int(environment.get("cohort_runs", 1))
+        devices, here = int(environment.get("devices_taken", 1)), len(jax.local_devices())
+        if devices > here:
+            raise UserError(
+                f"run={run.folder}: was trained on {devices} devices, here are {here}: its numbers"
+                " would not come again"
+            )
+        key = None if self._weights is None else tuple(self._weights.tolist())
+        self._cohort = _cohort(run.model, self._config, key, self._lanes, devices)
+        self._cohort.enlist([run.hyper] * self._lanes)
+        self._cohort.start([run.state(start)] * self._lanes if start else None)
+        self.kept: State | None = None
+
+    @property
+    def state(self) -> State:
+        """Where the run stands."""
+        return self._cohort.member_state(0)
+
+    @property
+    def bad(self) -> int | None:
+        """The first step of the streak of bad ones that it stands in, or ended in."""
+        at, streak = int(self.state.diverged_at), int(self.state.bad_streak)
+        return at - 1 if at >= 0 else self.step - streak if streak else None
 
     @cached_property
     def _weights(self) -> np.ndarray | None:
@@ -134,76 +146,50 @@ class _Replay:
 
     def advance(self, count: int) -> None:
         """Take steps, in chunks as the run did."""
-        key = None if self._weights is None else tuple(float(w) for w in self._weights)
-        program = _chunk(self._run.model, self._config, key)
-        size = self._config.chunk_steps
-        while count:
-            now = min(size, count)
-            windows = np.zeros((size, self._config.batch_size, self._run.data.window + 1), np.int32)
+        c = self._config
+        while count > 0:
+            now = min(c.chunk_steps, count)
+            windows = np.zeros((c.chunk_steps, c.batch_size, self._run.data.window + 1), np.int32)
             windows[:now] = self._batches(now)
-            self.state = program(self.state, self._hyper, windows, np.int32(now))
+            self._cohort.advance(np.stack([windows] * self._lanes), now)
             self.step, count = self.step + now, count - now
-        streak = int(self.state.bad_streak)
-        self.bad = self.step - streak if streak else None
 
     def measure(self) -> dict[str, np.ndarray]:
         """Return all diagnostics before the next step, on its batch."""
         probe = _probe(self._run.model, self._config)
-        return probe(self.state, self._hyper, self._batches(1)[0], self._weights)
+        hyper = train.Hyper(np.uint32(self._run.hyper.seed), *map(np.float32, self._run.hyper[1:]))
+        return probe(self.state, hyper, self._batches(1)[0], self._weights)
 
-    def keep_params(self) -> None:
-        """Keep the parameters where it stands."""
-        self.params = jax.tree.map(np.asarray, self.state.params)
-
-
-# --- is it the run again? -------------------------------------------------------------------------
+    def keep(self) -> None:
+        """Keep the state where it stands."""
+        self.kept = self.state
 
 
-def _checks(
-    run: TrainedRun, replay: _Replay, samples: list[tuple[int, dict[str, np.ndarray]]], bad: int
-) -> list[ReplayCheck]:
+def _checks(run: TrainedRun, replay: _Replay, bad: int) -> list[ReplayCheck]:
+    """Return whether the replay is the run again, bit for bit."""
     found = "none" if replay.bad is None else str(replay.bad)
     out = [ReplayCheck(
         "bad step", replay.bad == bad,
         f"its first bad step is {found}" + ("" if replay.bad == bad else f", the run's was {bad}"),
     )]  # fmt: skip
     later = [step for step in run.steps if step > bad]
-    if later and replay.params is not None:
-        # A run that has diverged stands still: its last checkpoint holds what it had before.
-        saved = jax.tree.leaves(run.params(later[-1]))
-        pairs = zip(jax.tree.leaves(replay.params), saved, strict=True)
-        worst = max(_difference(a, np.asarray(b)) for a, b in pairs)
-        out.append(
-            ReplayCheck("parameters", worst <= CLOSE, "its parameters there " + _said(worst))
-        )
-    own, dense = dict(log.read_diagnostics(run.folder)), dict(samples)
-    shared = [step for step in own if step in dense]
-    for name in ("loss/value", "gradient/norm"):
-        values = [(dense[s][name], own[s][name]) for s in shared if name in own[s]]
-        if values:
-            worst = max(_difference(np.asarray(a, np.float64), b) for a, b in values)
-            title = definitions.DIAGNOSTICS[name].title
-            steps = f"{len(values)} step{'s' * (len(values) > 1)}"
-            text = f"its {title} at {steps} that the run measured {_said(worst, WRITTEN)}"
-            out.append(ReplayCheck(name, worst <= CLOSE, text))
+    if not later or replay.kept is None:
+        text = "the run has no checkpoint after its first bad step to be compared with"
+        return [*out, ReplayCheck("parameters", False, text)]
+    # A run that has diverged stands still: its last checkpoint holds what it had before.
+    saved = run.state(later[-1])
+    for name, own, other in (
+        ("parameters", replay.kept.params, saved.params),
+        ("moments", replay.kept.moments, saved.moments),
+        ("extremes", replay.state.extremes, saved.extremes),
+    ):
+        same = _same(own, other)
+        text = f"its {name} there {'agree bit for bit' if same else 'are others'}"
+        out.append(ReplayCheck(name, same, text))
     return out
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Return max |a - b| over max |b|; what is not finite must be so in both."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    finite = np.isfinite(b)
-    if (np.isfinite(a) != finite).any():
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    scale = float(np.abs(b[finite]).max())
-    return float(np.abs(a[finite] - b[finite]).max()) / (scale or 1.0)
-
-
-def _said(worst: float, digits: float = 0.0) -> str:
-    if worst == 0:
-        return "agree bit for bit"
-    if worst <= digits:
-        return "agree in all digits written"
-    return f"differ by {worst:.1e} of the largest"
+def _same(a: Any, b: Any) -> bool:
+    """Whether two trees have the same numbers, NaN and the sign of 0 included."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)

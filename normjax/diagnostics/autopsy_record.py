@@ -60,8 +60,9 @@ class Autopsy:
       bad_step: the first step of the streak that ended the run.
       start: where the replay began: a checkpoint, or 0.
       first, last: the measured steps.
-      checks: whether the replay is the run again.
-      events: what moved, what left its band, what was not finite; first things first.
+      checks: whether the replay is the run again, bit for bit.
+      events: what moved, what left its band, what was not finite; first things first. None of a
+        replay that is not the run.
       sentence: in words.
     """
 
@@ -88,7 +89,7 @@ def examine(
     checks: Sequence[ReplayCheck], sublayers: Sequence[str] = definitions.SUBLAYER_ORDER,
     schedule: Mapping[int, float] | None = None,
 ) -> Autopsy:  # fmt: skip
-    """Return what dense samples say.
+    """Return what dense samples say; of a replay that is not the run, why it is not.
 
     Args:
       samples: (step, {diagnostic: array}), ascending, one step apart.
@@ -100,6 +101,12 @@ def examine(
         that a warm-up is no movement.
     """
     samples = list(samples)
+    steps = [step for step, _ in samples]
+    ends = (min(steps, default=start), max(steps, default=start))
+    if not all(check.agrees for check in checks):
+        wrong = "; ".join(check.text for check in checks if not check.agrees)
+        text = f"The replay is not the run again, so it tells nothing of it: {wrong}."
+        return Autopsy(bad_step, start, *ends, tuple(checks), (), text)
     series = gather(samples)
     found = Evidence(series, sublayers=tuple(sublayers))
     out: list[Event] = []
@@ -110,13 +117,10 @@ def examine(
         out += events.non_finite(each, found.sublayers)
         for band in bands.BANDS:
             if band.against in ("value", "layers") and band.covers(name):
-                out += [e for e in events.departures(each, band, found) if e.kind == DRIFT]
-    steps = [step for step, _ in samples]
+                out += [e for e in events.departures(each, band, found) or [] if e.kind == DRIFT]
     ordered = events.ordered(out)
-    return Autopsy(
-        bad_step, start, min(steps, default=start), max(steps, default=start), tuple(checks),
-        ordered, _sentence(ordered, checks, bad_step, start, steps),
-    )  # fmt: skip
+    sentence = _sentence(ordered, checks, bad_step, start, steps)
+    return Autopsy(bad_step, start, *ends, tuple(checks), ordered, sentence)
 
 
 def moved(
@@ -137,7 +141,7 @@ def moved(
     ratio = over_baseline(series, bad_step, schedule)
     low = -math.inf if diagnostic in _STEP_SIZES else 1 / MOVED
     band = Band(series.name, low, MOVED, "baseline", reason="moved away from its baseline")
-    found = [e for e in events.leave(series, band, ratio, 0, sublayers) if e.kind == DRIFT]
+    found = events.leave(series, band, ratio, sublayers, stays=True)
     # Beyond its baseline, not beyond the bound: that is what a reader wants to know.
     return [dataclasses.replace(e, factor=(e.factor or 1.0) * MOVED, limit=1.0,
                                 largest=(e.largest or 1.0) * MOVED) for e in found]  # fmt: skip
@@ -243,9 +247,6 @@ def _sentence(
             f"First not to be finite was the {verdict.title(lost.diagnostic)}"
             + (f" in {at}" if at else "") + f", before step {lost.step}."
         )  # fmt: skip
-    wrong = [check.text for check in checks if not check.agrees]
-    if wrong:
-        text.append("The replay is not the run again: " + "; ".join(wrong) + ".")
-    elif checks:
+    if checks:
         text.append("The replay is the run again: " + "; ".join(c.text for c in checks) + ".")
     return " ".join(text)

@@ -79,7 +79,8 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
     ),
     "attention/logit_max": Diagnostic(
         "largest logit", "largest absolute logit that the softmax sees, over queries and the keys"
-        " that they see", axes=("layer", "head"), source=_GROWTH, scale="log",
+        " that they see; at every step of the batch's first sequence, at samples of all",
+        axes=("layer", "head"), source=_GROWTH, scale="log",
     ),
     "attention/logit_std": Diagnostic(
         "spread of logits", "standard deviation of a query's logits over the keys that it sees,"
@@ -95,6 +96,19 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
         "entropy of a query over log n for the n keys that it sees, mean over queries of two keys"
         " or more; 1 is uniform attention, 0 is one key",
         axes=("layer", "head"), source="Zhai et al. 2023, arXiv 2303.06296",
+    ),
+    "attention/collision_share": Diagnostic(
+        "collision entropy, of the largest possible",
+        "-log sum p^2 of a query's probabilities (Renyi's entropy of order 2, at most the entropy)"
+        " over log n for the n keys that it sees, mean over queries of two keys or more of"
+        " the batch's first sequence; 1 is uniform attention, 0 is one key",
+        axes=("layer", "head"), source="Renyi 1961",
+    ),
+    "attention/head_share": Diagnostic(
+        "share of a head", "RMS of what a head returns times the length of the output matrix's rows"
+        " for it, over the root of the sum of squares of that over the heads of its block: what it"
+        " writes of what all write, were its features independent; 0 where none writes",
+        axes=("layer", "head"), scale="log",
     ),
     "attention/saturated_share": Diagnostic(
         "saturated queries", f"share of the queries of two keys or more whose largest probability"
@@ -115,6 +129,39 @@ DIAGNOSTICS: dict[str, Diagnostic] = {
         " the sub-layer, times the number of tokens of the batch: the gradient of one token's loss"
         " in size, whatever the batch", unit="nats", scale="log",
         source="Glorot and Bengio 2010; Xiong et al. 2020, arXiv 2002.04745",
+    ),
+    "residual/transfer": Diagnostic(
+        "stream after / before", "RMS of the stream after the sub-layer over that before it",
+        scale="log",
+    ),
+    "residual/depth_ratio": Diagnostic(
+        "stream, end to end", "RMS of the stream after the last block over that before the first:"
+        " the product of all sub-layers' ratios", axes=(), scale="log",
+    ),
+    "gradient/transfer": Diagnostic(
+        "gradient before / after", "RMS of the gradient of the stream before the sub-layer over"
+        " that after it", scale="log",
+    ),
+    "gradient/depth_ratio": Diagnostic(
+        "gradient, end to end", "RMS of the gradient of the stream before the first block over that"
+        " after the last: the product of all sub-layers' ratios", axes=(), scale="log",
+        source="Glorot and Bengio 2010; Xiong et al. 2020, arXiv 2002.04745",
+    ),
+    "gradient/block_norm": Diagnostic(
+        "gradient of a sub-layer", "length of the loss's gradient by the parameters of the"
+        " sub-layer, before clipping", scale="log",
+    ),
+    "update/block_ratio": Diagnostic(
+        "update / parameters", "length of the step that the optimizer takes in the matrices of the"
+        " sub-layer over their length, both of one row in eight", scale="log",
+        source="You et al. 2017, arXiv 1708.03888",
+    ),
+    "loss/jump": Diagnostic(
+        "loss over its mean before", "loss of the step over the running mean of about five steps"
+        " before it, from the sixth step on", axes=(), scale="log",
+    ),
+    "gradient/jump": Diagnostic(
+        "gradient norm over its mean before", "the same of the gradient norm", axes=(), scale="log",
     ),
     "gradient/stream_rms_last": Diagnostic(
         "gradient of the last stream", "the same after the last block", unit="nats", axes=(),

@@ -20,29 +20,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from normjax.diagnostics import definitions
+from normjax.diagnostics import bands, definitions
 from normjax.diagnostics.bands import Band
 from normjax.diagnostics.evidence import METRICS, Evidence, Series
 
-DRIFT, EXCURSION, SPIKE, NON_FINITE, SKIPPED = KINDS = (
-    "drift", "excursion", "spike", "non-finite", "skipped",
+DRIFT, IDLE, SPIKE = bands.DRIFTS, bands.IDLES, bands.JUMPS
+NON_FINITE, SKIPPED, NOT_LEARNING, TOO_SLOW = (
+    "non-finite", "skipped", "not learning", "too slow",
 )  # fmt: skip
 MEDIAN_OVER = 5
 """A spike is measured against the median of so many finite values before it; two at least."""
-MAY_BE_INFINITE = ("update/parameter_ratio",)
-"""Not finite where a parameter is zero, as gains and biases are at initialization."""
+MAY_BE_INFINITE = ("update/parameter_ratio", "branch/stream_ratio")
+"""Not finite where a parameter is zero, as gains and biases are at initialization, or a stream."""
 
 _WEIGHTS, _FORWARD, _LOSS, _GRADIENTS, _STEP = range(5)
 _WITHIN = (
     "residual/rms_before", "read/rms", "attention/logit_max", "attention/logit_std",
-    "attention/entropy", "attention/entropy_share", "attention/saturated_share",
-    "mlp/activation_rms", "mlp/dead_share", "branch/rms", "branch/stream_ratio",
-    "branch/stream_cosine", "residual/rms_after", "residual/token_similarity",
+    "attention/entropy", "attention/entropy_share", "attention/collision_share",
+    "attention/saturated_share", "attention/head_share", "mlp/activation_rms", "mlp/dead_share",
+    "branch/rms", "branch/stream_ratio", "branch/stream_cosine", "residual/rms_after",
+    "residual/transfer", "residual/depth_ratio", "residual/token_similarity",
 )  # fmt: skip
 
 
@@ -51,11 +53,12 @@ class Event:
     """One thing that happened to one diagnostic, at the place where it happened first.
 
     Attributes:
-      kind: "drift": left its band and stayed out to the end; "excursion": left it and came back;
-        "spike": far above its running median and back; "non-finite"; "skipped": updates that were
-        not made because something was not finite.
+      kind: "drift": was outside its band; "idle": a part that did next to nothing; "spike": far
+        above what it was just before; "non-finite"; "skipped": updates that were not made because
+        something was not finite; "not learning", "too slow": of the final loss.
       diagnostic: its name, with brackets.
-      step: before which it was measured; of metrics, the evaluation that shows it.
+      step: before which it was measured; of metrics, the evaluation that shows it. Of extremes of
+        all steps 0 where the first value was outside, else that of the largest departure.
       layer: block, counted from 1, or None.
       sublayer: "attention", "mlp" or None.
       head: counted from 1, or None.
@@ -68,6 +71,7 @@ class Event:
       until: the last step at which it was so.
       largest: the largest factor at any place and step.
       moving: whether the value at this place only moved further away.
+      undated: whether ``step`` is that of the largest departure, the first being unknown.
       reason: what this means.
     """
 
@@ -87,6 +91,7 @@ class Event:
     largest: float | None = None
     moving: bool = False
     below: bool = False
+    undated: bool = False
     reason: str = ""
 
     def record(self) -> dict[str, Any]:
@@ -100,8 +105,13 @@ class Event:
 
 
 def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return events by step, and within a step in the order of computation."""
-    return tuple(sorted(events, key=lambda e: (e.step, *_place_key(e))))
+    """Return events by step, and within a step in the order of computation.
+
+    Of undated events the earliest step counts for all.
+    """
+    events = list(events)
+    undated = min((e.step for e in events if e.undated), default=0)
+    return tuple(sorted(events, key=lambda e: (undated if e.undated else e.step, *_place_key(e))))
 
 
 def _place_key(event: Event) -> tuple:
@@ -121,11 +131,11 @@ def _key(name: str, layer: int | None, sublayer: str | None, head: int | None) -
         return (_WEIGHTS, depth, at, 0, head, name)
     if diagnostic in _WITHIN:
         return (_FORWARD, depth, at, _WITHIN.index(diagnostic), head, name)
-    if diagnostic in ("loss/value", "train/loss", "validation/loss"):
+    if diagnostic in ("loss/value", "loss/jump", "train/loss", "validation/loss"):
         return (_LOSS, 0, 0, 0, head, name)
     if diagnostic == "gradient/stream_rms_last":
         return (_GRADIENTS, -math.inf, 0, 0, head, name)
-    if diagnostic == "gradient/norm":
+    if diagnostic in ("gradient/norm", "gradient/jump"):
         return (_GRADIENTS, math.inf, 0, 0, head, name)
     if diagnostic.startswith("gradient/"):
         return (_GRADIENTS, -depth, -at, int(bool(part)), head, name)
@@ -205,11 +215,77 @@ def skipped(evidence: Evidence) -> list[Event]:
 # --- bands ----------------------------------------------------------------------------------------
 
 
-def departures(series: Series, band: Band, evidence: Evidence) -> list[Event]:
-    """Return how a diagnostic left a band: at most one drift and one excursion."""
-    values, since = series.flat, 0
-    finite = np.isfinite(values)
-    values = np.where(finite, values, np.nan)
+def over_steps(
+    name: str, fields: Mapping[str, np.ndarray], band: Band, evidence: Evidence
+) -> list[Event] | None:
+    """Return how the extremes of all steps left a band, one event at most; None: cannot be told."""
+    settled = "settled_" * (band.against == "warm-up")
+    low, high, low_step, high_step = (
+        np.ravel(fields[settled + field]) for field in ("low", "high", "low_step", "high_step")
+    )
+    first, reference = np.ravel(fields["first"]), np.ones_like(low)
+    if band.against in ("start", "warm-up"):
+        reference = first if band.against == "start" else np.ravel(fields["settled"])
+        reference = np.where(reference > 0, reference, np.nan)
+    elif band.against == "expected":
+        reference = np.ravel(evidence.expected.get(name, reference))
+    elif band.against == "layers":
+        return None
+    if np.shape(reference) != np.shape(low) or not np.isfinite(reference * low).any():
+        return None
+    with np.errstate(invalid="ignore"):
+        if band.always:  # a part that starts at nothing may do nothing, but not to the end
+            under, over = high <= band.low * reference, low >= band.high * reference
+            # Known at the end only.
+            under_step = over_step = np.full(len(low), max(evidence.taken - 1, 0))
+        else:
+            under, over = low < band.low * reference, high > band.high * reference
+            early = first * (not settled)
+            under_step = np.where(early < band.low * reference, 0, low_step)
+            over_step = np.where(early > band.high * reference, 0, high_step)
+    columns = np.flatnonzero(under | over)
+    if not len(columns):
+        return []
+    steps = np.where(over, over_step, under_step).astype(int)
+    series = Series(name, np.zeros(1, int), fields["low"][None])
+    row = np.unique(steps[columns])[0]
+    chosen = columns[steps[columns] == row]
+    _, column, where = _first(series, np.zeros(len(chosen), int), chosen, evidence.sublayers)
+    is_over = bool(over[column])
+    # Where it was always outside, what came nearest tells how far.
+    values = (low if band.always else high) if is_over else (high if band.always else low)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = values / reference
+    if band.blamed in evidence.extremes:
+        where = _blamed(band.blamed, evidence, is_over)
+    return [Event(
+        band.kind, name, int(row), **where, value=float(values[column]),
+        factor=_factor(float(ratios[column]), band), limit=band.high if is_over else band.low,
+        against=band.against, places=len(columns), of=len(low),
+        largest=max((_factor(float(r), band) or 0.0 for r in ratios[columns]), default=0.0) or None,
+        below=not is_over, undated=row > 0 and not band.always, reason=band.reason,
+    )]  # fmt: skip
+
+
+def _blamed(name: str, evidence: Evidence, over: bool) -> dict[str, Any]:
+    """Return the place that has the largest part in a product over the places of a diagnostic.
+
+    Of several that are as large within 10 % the first in the order of computation.
+    """
+    fields = evidence.extremes[name]
+    with np.errstate(divide="ignore"):
+        sizes = np.log(np.ravel(fields["high"])) if over else -np.log(np.ravel(fields["low"]))
+    sizes = np.where(np.isnan(sizes), -np.inf, sizes)
+    series = Series(name, np.zeros(1, int), fields["low"][None])
+    worst = np.flatnonzero(sizes >= sizes.max() - math.log(1.1))
+    return _first(series, np.zeros(len(worst), int), worst, evidence.sublayers)[2]
+
+
+def departures(series: Series, band: Band, evidence: Evidence) -> list[Event] | None:
+    """Return how samples of a diagnostic left a band, one event at most; None: cannot be told."""
+    values = np.where(np.isfinite(series.flat), series.flat, np.nan)
+    if band.always or band.against == "expected":
+        return None
     if band.against == "value":
         ratio = values
     elif band.against == "layers":
@@ -217,30 +293,32 @@ def departures(series: Series, band: Band, evidence: Evidence) -> list[Event]:
     else:
         begin = evidence.warmup if band.against == "warm-up" else 0
         settled = np.flatnonzero(series.steps >= begin)
-        if not len(settled):
-            return []
+        if len(settled) < 2 or (band.against == "start" and series.steps[0] != 0):
+            return None
         since = int(settled[0])
-        ratio = _over_first(values, since)
-    return leave(series, band, ratio, since, evidence.sublayers)
+        ratio = _over_earlier(values, since, band)
+    if not np.isfinite(ratio).any():
+        return None
+    return leave(series, band, ratio, evidence.sublayers)
 
 
 def leave(
-    series: Series, band: Band, ratio: np.ndarray, since: int, sublayers: Sequence[str]
+    series: Series, band: Band, ratio: np.ndarray, sublayers: Sequence[str], stays: bool = False
 ) -> list[Event]:
-    """Return how a ratio (n, places) left a band from row ``since`` on; see :func:`departures`."""
+    """Return how a ratio (n, places) left a band, one event at most.
+
+    With ``stays`` only where it stayed outside, at all later steps that have a number.
+    """
     known = np.isfinite(ratio)
     with np.errstate(invalid="ignore"):
         out = known & ((ratio < band.low) | (ratio > band.high))
-    out[:since] = False
     columns = np.flatnonzero(out.any(axis=0))
-    # Out from its first time on, at all later steps that have a number.
-    after = np.arange(len(out))[:, None] >= out.argmax(axis=0)[None, :]
-    stays = (out | ~known | ~after).all(axis=0)
-    found = []
-    for kind, chosen in ((DRIFT, columns[stays[columns]]), (EXCURSION, columns[~stays[columns]])):
-        if len(chosen):
-            found.append(_departure(kind, series, band, ratio, out, chosen, sublayers))
-    return found
+    if stays:
+        after = np.arange(len(out))[:, None] >= out.argmax(axis=0)[None, :]
+        columns = columns[(out | ~known | ~after).all(axis=0)[columns]]
+    if not len(columns):
+        return []
+    return [_departure(band.kind, series, band, ratio, out, columns, sublayers)]
 
 
 def _departure(
@@ -271,11 +349,21 @@ def _factor(ratio: float, band: Band) -> float | None:
     return top / bottom if bottom and top / bottom > 0 else None
 
 
-def _over_first(values: np.ndarray, since: int) -> np.ndarray:
-    """Divide each place by its first finite value from a row on; NaN where that is not above 0."""
-    rest = np.isfinite(values[since:])
-    reference = values[since + rest.argmax(axis=0), np.arange(values.shape[1])]
-    return values / np.where(reference > 0, reference, np.nan)
+def _over_earlier(values: np.ndarray, since: int, band: Band) -> np.ndarray:
+    """Divide each place by what it was at a row before, from a row on; NaN where that is not above
+    0. Against the start that row is the first; else the one that takes it furthest, so that a row
+    more never takes a departure away."""
+    ratio = np.full_like(values, np.nan)
+    for row in range(since + 1, len(values)):
+        before = values[since : since + 1] if band.against == "start" else values[since:row]
+        before = np.where(before > 0, before, np.nan)
+        known = np.isfinite(before).any(axis=0)
+        least, most = (f(np.where(known, before, 1.0), axis=0) for f in (np.nanmin, np.nanmax))
+        with np.errstate(invalid="ignore"):
+            up, down = values[row] / least, values[row] / most
+        ratio[row] = np.where(known, np.where((down < band.low) & ~(up > band.high), down, up),
+                              np.nan)  # fmt: skip
+    return ratio
 
 
 def _over_other_layers(series: Series) -> np.ndarray:
@@ -306,7 +394,7 @@ def _median(values: np.ndarray) -> np.ndarray:
 
 
 def spikes(series: Series, factor: float) -> list[Event]:
-    """Return the first and count all spikes of a series of single numbers.
+    """Return the first and count all spikes of evaluations, a series of single numbers.
 
     A spike is a value of ``factor`` times the median of the (up to) five finite values before it,
     which are two at least, that a later value comes back from.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from normjax.diagnostics import definitions, log
+from normjax.runs import files
 from normjax.runs.run_folder import RunFolder
 
 METRICS = {"train/loss": "loss of the training batches", "validation/loss": "validation loss",
@@ -54,6 +55,11 @@ class Evidence:
       diverged_at: first step of the streak that ended it, counted from 1, or None.
       sublayers: what the sub-layer axis holds.
       warmup: steps of warm-up.
+      steps: that the run is to take; 0 where that is not known.
+      extremes: of what every step measured, {name: {field: array}}; see ``log``.
+      expected: what the placement's row has as the start of a value, {name: array}.
+      references: losses in nats per token of the validation text of who knows how frequent tokens
+        are ("unigram") and who knows it after each token ("bigram"); what is not known is absent.
     """
 
     series: Mapping[str, Series]
@@ -63,6 +69,15 @@ class Evidence:
     diverged_at: int | None = None
     sublayers: tuple[str, ...] = definitions.SUBLAYER_ORDER
     warmup: int = 0
+    steps: int = 0
+    extremes: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    expected: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    references: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def taken(self) -> int:
+        """How many steps the run took, as its evaluations say."""
+        return max((int(s.steps[-1]) for s in self.metrics.values() if len(s.steps)), default=0)
 
 
 def gather(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> dict[str, Series]:
@@ -87,12 +102,18 @@ def gather(samples: Iterable[tuple[int, Mapping[str, np.ndarray]]]) -> dict[str,
     return out
 
 
-def read(run_dir: str | Path) -> Evidence:
-    """Return the evidence in a run folder, which may be empty or absent."""
+def read(run_dir: str | Path, references: Mapping[str, float] | None = None) -> Evidence:
+    """Return the evidence in a run folder, which may be empty or absent.
+
+    ``references`` None: those of the workdir's plan, where the folder lies in one.
+    """
     run = RunFolder(run_dir)
+    extremes, expected = log.read_extremes(run)
     lines = run.metrics()
     model, training = (_dict(run.record.get(name)) for name in ("model", "train"))
-    warmup = training.get("warmup_steps")
+    warmup, steps = training.get("warmup_steps"), training.get("steps")
+    if references is None:
+        references = references_of(files.read_object(run.path.parent.parent / "grid.json") or {})
     return Evidence(
         series=gather(log.read_diagnostics(run)),
         metrics={
@@ -103,7 +124,22 @@ def read(run_dir: str | Path) -> Evidence:
         diverged_at=run.value("diverged_at"),
         sublayers=definitions.sublayer_names(model),
         warmup=warmup if isinstance(warmup, int) else 0,
+        steps=steps if isinstance(steps, int) else 0,
+        extremes=extremes,
+        expected=expected,
+        references=references,
     )
+
+
+def references_of(plan: Mapping[str, Any]) -> dict[str, float]:
+    """Return the reference losses in the corpus of a plan, grid.json.
+
+    >>> references_of({"corpus": {"unigram_loss": 3.2}})
+    {'unigram': 3.2}
+    """
+    corpus = _dict(plan.get("corpus"))
+    found = {name: _number(corpus.get(f"{name}_loss")) for name in ("unigram", "bigram")}
+    return {name: loss for name, loss in found.items() if np.isfinite(loss)}
 
 
 def _dict(value: Any) -> dict[str, Any]:

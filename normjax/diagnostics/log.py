@@ -1,6 +1,15 @@
-"""``diagnostics.jsonl`` in a run folder: one line per measured step. No JAX is imported here.
+"""What runs measure, in their folders: sampled steps, and extremes of all steps. Without JAX.
+
+``diagnostics.jsonl`` has one line per sampled step:
 
     {"step": 16, "values": {"residual/rms_before": [[0.02, 0.31], ...], "loss/value": 3.1, ...}}
+
+``extremes.jsonl`` has one line per evaluation, of all steps before it; the last one counts. Fields
+are those of ``normjax.training.extremes.Extremes``; "expected" says what the placement's row has as
+the start of a value, where its bands are to be taken relative to that.
+
+    {"step": 100, "values": {"loss/value": {"first": 4.2, "low": 3.1, "low_step": 97, ...}, ...},
+     "expected": {"branch/stream_ratio": [[1.0, 1.0], ...]}}
 
 Arrays are nested lists, the layer axis first. Numbers that are not finite are the strings "NaN",
 "Infinity" and "-Infinity": strict JSON, and a spike stays visible.
@@ -16,7 +25,7 @@ import numpy as np
 
 from normjax.runs.run_folder import RunFolder
 
-FILE = "diagnostics.jsonl"
+FILE, EXTREMES_FILE = "diagnostics.jsonl", "extremes.jsonl"
 
 
 def line(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,6 +41,31 @@ def read_diagnostics(run: str | Path | RunFolder) -> list[tuple[int, dict[str, n
     """
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
     return samples(folder.lines(FILE))
+
+
+def extremes_line(
+    step: int, values: Mapping[str, Mapping[str, Any]], expected: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the line of the extremes of all steps before a step."""
+    listed = {name: line(0, fields)["values"] for name, fields in values.items()}
+    return {"step": step, "values": listed, "expected": line(0, expected)["values"]}
+
+
+def extremes_of(
+    line: Mapping[str, Any],
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Return the extremes {name: {field: array}} and what is expected in a line; empty if none."""
+    values = line.get("values")
+    found = {k: _arrays(v) for k, v in values.items()} if isinstance(values, dict) else {}
+    if None in found.values():
+        return {}, {}
+    return {k: v for k, v in found.items() if v}, _arrays(line.get("expected")) or {}
+
+
+def read_extremes(run: RunFolder) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Return a run's newest extremes and what is expected; see :func:`extremes_of`."""
+    lines = run.lines(EXTREMES_FILE)
+    return extremes_of(lines[-1]) if lines else ({}, {})
 
 
 def samples(lines: Iterable[Mapping[str, Any]]) -> list[tuple[int, dict[str, np.ndarray]]]:

@@ -1,12 +1,22 @@
-"""Each run judged: well behaved, drifting, unstable or diverged; what left its band first.
+"""Each run judged: how it went in one word, what went first, what could not be judged.
 
     judge(evidence.read("out/runs/full-s0-1f2e3d4c")).sentence
 
+The first that holds:
+
 - **diverged**: the run ended so (its manifest says so), or without a finite loss;
-- **unstable**: else, loss or gradient norm spiked, or something was not finite;
-- **drifting**: else, a diagnostic left its band and stayed out to the last measurement;
-- **well behaved**: else. One that left its band and came back is told, and changes no state;
+- **unstable**: loss or gradient norm jumped, or something was not finite;
+- **not learning**: the final loss is not below the unigram loss of the validation text, by a
+  margin, and nothing shows that more steps would help;
+- **too slow**: the same, but the loss was still falling;
+- **drifting**: a diagnostic was outside its band, at any step;
+- **idle part**: a head, branch, block or the hidden units did next to nothing, or no step changed
+  a block;
+- **well behaved**: nothing of it was seen, as far as it could be judged;
 - **unknown**: nothing was measured.
+
+What could not be judged, for want of a measurement or a reference, is listed. Every departure
+counts, wherever it was seen: with more measured steps a verdict becomes worse or stays.
 
 All of it is derived from the files of the run folder and the bands; no JAX is imported here.
 """
@@ -18,16 +28,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from normjax.diagnostics import bands, definitions, events, evidence
 from normjax.diagnostics.bands import Band, VerdictConfig
-from normjax.diagnostics.events import DRIFT, EXCURSION, NON_FINITE, SKIPPED, SPIKE, Event
+from normjax.diagnostics.events import (
+    DRIFT,
+    IDLE,
+    NON_FINITE,
+    NOT_LEARNING,
+    SKIPPED,
+    SPIKE,
+    TOO_SLOW,
+    Event,
+)
 from normjax.diagnostics.evidence import METRICS, Evidence
 from normjax.runs import files
 from normjax.runs.run_folder import RunFolder
 
-STATES = ("well behaved", "drifting", "unstable", "diverged", "unknown")
+OF_EVENTS = {
+    SPIKE: "unstable", NON_FINITE: "unstable", SKIPPED: "unstable", NOT_LEARNING: "not learning",
+    TOO_SLOW: "too slow", DRIFT: "drifting", IDLE: "idle part",
+}  # fmt: skip
+"""The state that an event makes, the gravest first."""
+STATES = (
+    "well behaved", "idle part", "drifting", "too slow", "not learning", "unstable", "diverged",
+    "unknown",
+)  # fmt: skip
 FILE = "verdict.json"
 DEFAULT = VerdictConfig()
+STILL_FALLING = 0.2
+"""A loss falls still if the second half of its evaluations has so much of its whole fall."""
 _STANDS_FOR = {"loss/value": "validation/loss", "gradient/norm": "gradient/norm"}
 _SHOWN = 3
 
@@ -40,25 +71,27 @@ class Verdict:
       state: one of :data:`STATES`.
       sentence: the verdict in words.
       events: what happened, first things first.
-      basis: "diagnostics", "metrics" or "nothing": what it was judged from.
+      basis: what it was judged from: "diagnostics" (samples, and every step where there is one),
+        "every step", "metrics" or "nothing".
+      unjudged: what could not be judged, each with what it needs.
     """
 
     state: str
     sentence: str
     events: tuple[Event, ...]
     basis: str
+    unjudged: tuple[str, ...] = ()
 
     @property
     def first(self) -> Event | None:
-        """What happened first; in a run that is not well behaved, without what came right again."""
-        serious = [event for event in self.events if event.kind != EXCURSION]
-        return next(iter(serious or self.events), None)
+        """What happened first."""
+        return next(iter(self.events), None)
 
     def record(self) -> dict[str, Any]:
         """Return the verdict as JSON values."""
         return {
             "state": self.state, "sentence": self.sentence, "basis": self.basis,
-            "events": [event.record() for event in self.events],
+            "events": [event.record() for event in self.events], "unjudged": list(self.unjudged),
         }  # fmt: skip
 
 
@@ -67,7 +100,7 @@ def judge(found: Evidence, config: VerdictConfig = DEFAULT) -> Verdict:
 
     Args:
       found: what its folder holds.
-      config: bands and what counts as a spike.
+      config: bands, what counts as a spike, what as learned.
 
     Raises:
       UserError: a band of the configuration is none.
@@ -75,18 +108,18 @@ def judge(found: Evidence, config: VerdictConfig = DEFAULT) -> Verdict:
     >>> judge(Evidence({})).state
     'unknown'
     """
-    events_found = events.ordered(_events(found, config))
-    basis = "diagnostics" if found.series else "metrics" if found.metrics else "nothing"
-    kinds = {event.kind for event in events_found}
+    happened, unjudged = _events(found, config)
+    ordered = events.ordered(happened)
+    basis = next((name for name, known in (
+        ("diagnostics", found.series), ("every step", found.extremes), ("metrics", found.metrics),
+    ) if known), "nothing")  # fmt: skip
+    kinds = {event.kind for event in ordered}
     if found.state == "diverged":
         state = "diverged"
-    elif kinds & {SPIKE, NON_FINITE, SKIPPED}:
-        state = "unstable"
-    elif DRIFT in kinds:
-        state = "drifting"
     else:
-        state = "unknown" if basis == "nothing" else "well behaved"
-    verdict = Verdict(state, "", events_found, basis)
+        quiet = "unknown" if basis == "nothing" else "well behaved"
+        state = next((state for kind, state in OF_EVENTS.items() if kind in kinds), quiet)
+    verdict = Verdict(state, "", ordered, basis, tuple(dict.fromkeys(unjudged)))
     return dataclasses.replace(verdict, sentence=_sentence(verdict, found))
 
 
@@ -111,41 +144,82 @@ def read(run_dir: Path) -> dict[str, Any]:
     return record if record.get("run") == RunFolder(run_dir).value("run") else {}
 
 
-def _events(found: Evidence, config: VerdictConfig) -> list[Event]:
-    rows = bands.adjusted(config.bands)
-    out: list[Event] = []
+def _events(found: Evidence, config: VerdictConfig) -> tuple[list[Event], list[str]]:
+    """Return what happened, and what could not be judged."""
+    out, unjudged = [], []
     for name, series in found.series.items():
-        if definitions.split(name)[0] not in definitions.DIAGNOSTICS:
-            continue  # of another version
-        out += events.non_finite(series, found.sublayers)
-        for band in rows:
-            if band.covers(name):
-                out += events.departures(series, band, found)
-    if not found.series:
-        out += _from_metrics(found, rows)
+        if definitions.split(name)[0] in definitions.DIAGNOSTICS:  # not of another version
+            out += events.non_finite(series, found.sublayers)
+    for band in bands.of(config):
+        happened = _departed(band, found)
+        if happened is None:
+            unjudged.append(f"{title(band.diagnostic)} ({band.needs})")
+        out += happened or []
+    if not found.series and not found.extremes and found.state != "diverged":
+        losses = found.metrics.get("validation/loss")
+        out += [] if losses is None else events.non_finite(losses, found.sublayers)
     out += events.skipped(found)
     wanted = {
         "train/loss": config.loss_spike, "validation/loss": config.loss_spike,
-        "loss/value": config.loss_spike, "gradient/norm": config.gradient_spike,
+        "gradient/norm": config.gradient_spike,
     }  # fmt: skip
-    every = [*found.metrics.values(), *found.series.values()]
-    spikes = [e for s in every if s.name in wanted for e in events.spikes(s, wanted[s.name])]
-    return out + list(
-        {event.diagnostic: event for event in reversed(events.ordered(spikes))}.values()
-    )
+    for series in found.metrics.values():
+        out += events.spikes(series, wanted[series.name])
+    learned, missing = _learning(found, config)
+    return out + learned, unjudged + missing
 
 
-def _from_metrics(found: Evidence, rows: Sequence[Band]) -> list[Event]:
-    out: list[Event] = []
-    for band in rows:
-        series = found.metrics.get(_STANDS_FOR.get(band.diagnostic, ""))
-        if series is not None:
-            out += events.departures(series, band, found)
-    for name in ("validation/loss",):
-        series = found.metrics.get(name)
-        if series is not None and found.state != "diverged":
-            out += events.non_finite(series, found.sublayers)
-    return out
+def _departed(band: Band, found: Evidence) -> list[Event] | None:
+    """Return how a band was left; None where that cannot be told, [] where it does not apply."""
+    area = band.diagnostic.split("/")[0]
+    if area in definitions.SUBLAYER_ORDER and area not in found.sublayers:
+        return []
+    fields = found.extremes.get(band.diagnostic)
+    if (
+        fields is not None
+        and (told := events.over_steps(band.diagnostic, fields, band, found)) is not None
+    ):
+        return told
+    own = [series for name, series in found.series.items() if band.covers(name)]
+    if not own and not found.series and not found.extremes:
+        stands = found.metrics.get(_STANDS_FOR.get(band.diagnostic, ""))
+        own = [] if stands is None else [stands]
+    elif not own and found.series:  # such as gains, of a norm that has none
+        return None if fields is not None or band.kind in (SPIKE, IDLE) else []
+    each = [events.departures(series, band, found) for series in own]
+    known = [told for told in each if told is not None]
+    return [event for told in known for event in told] if known else None
+
+
+def _learning(found: Evidence, config: VerdictConfig) -> tuple[list[Event], list[str]]:
+    """Return whether the final loss shows that anything was learned, and what is missing for that.
+
+    Learned is less than unigram - margin. What is not may need more steps: the second half of the
+    evaluations before the last has a part of the whole fall, and the loss only fell.
+    """
+    losses, unigram = found.metrics.get("validation/loss"), found.references.get("unigram")
+    if found.state == "diverged":
+        return [], []
+    if unigram is None:
+        return [], ["whether it learned (the unigram loss of the validation text)"]
+    if losses is None or not found.steps or losses.steps[-1] != found.steps:
+        return [], ["whether it learned (a last evaluation)"]
+    values, bound = losses.flat[:, 0], unigram - config.margin
+    last = float(values[-1])
+    if not last > bound:
+        return [], []
+    between = values[:-1]  # of other windows than the last
+    if len(between) < 3 or not np.isfinite(between).all():
+        kind, missing = NOT_LEARNING, ["whether more steps would help (three evaluations)"]
+    else:
+        fall, late = between[0] - between[-1], between[len(between) // 2] - between[-1]
+        falls = bool((np.diff(between) < 0).all()) and late >= STILL_FALLING * fall
+        kind, missing = TOO_SLOW if falls else NOT_LEARNING, []
+    reason = "the loss was still falling" if kind == TOO_SLOW else "the loss had stopped falling"
+    return [Event(
+        kind, "validation/loss", found.steps, value=last, limit=bound,
+        reason="" if missing else reason,
+    )], missing  # fmt: skip
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -160,20 +234,23 @@ def _sentence(verdict: Verdict, found: Evidence) -> str:
     first, text = verdict.first, head
     if first is None:
         text += ": no measurement told why" if verdict.state == "diverged" else ""
-    elif verdict.state == "well behaved":
-        text += f"; {what(first)}"
     else:
         text += f": first {what(first)}"
-        later = [e for e in verdict.events if e is not first and e.kind != EXCURSION]
+        later = [e for e in verdict.events if e is not first]
         heads = dict.fromkeys(definitions.split(e.diagnostic)[0] for e in later)
         names = [title(name) for name in heads if name != definitions.split(first.diagnostic)[0]]
         if names:
-            shown = ", ".join(names[:_SHOWN])
-            more = len(names) - _SHOWN
-            text += f"; then {shown}" + (f" and {more} more" if more > 0 else "")
+            text += f"; then {_listed(names)}"
     if verdict.basis == "metrics":
         text += ". Judged from losses and gradient norms alone: no diagnostics were measured"
+    elif verdict.unjudged:
+        text += f". Not judged: {_listed(verdict.unjudged)}"
     return text + "."
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def title(name: str) -> str:
@@ -215,14 +292,17 @@ def what(event: Event) -> str:
         return f"at step {event.step} {event.reason}"
     if event.kind == NON_FINITE:
         return f"{head} {event.reason}{many}"
-    if event.kind == SPIKE:
+    if event.kind == SPIKE and definitions.split(event.diagnostic)[0] in METRICS:
         count = f", {event.places} spikes in all" if event.places > 1 else ""
         size = f"{event.value:.3g}, {times(event.factor or 1.0)} times its running median"
         return f"{head} spiked to {size}{count}"
-    stay = f"until step {event.until}, and came back"
-    if event.kind == DRIFT:
-        stay = "and moved further away" if event.moving else "and stayed out"
-    return f"{head} left its band: {beyond(event)} {stay}{many}"
+    if event.kind in (NOT_LEARNING, TOO_SLOW):
+        more = f"; {event.reason}" if event.reason else ""
+        return (f"{title(event.diagnostic)} at step {event.step}: {event.value:.3g}, not below the"
+                f" {event.limit:.3g} of who knows only how frequent tokens are{more}")  # fmt: skip
+    if event.kind == IDLE:
+        return f"{head}: {event.reason}; {beyond(event)}{many}"
+    return f"{head} was outside its band: {beyond(event)}{many}"
 
 
 def times(factor: float) -> str:

@@ -49,8 +49,13 @@ class Diagnostics:
     self_test: SelfTest | None = None
 
     @property
+    def known(self) -> bool:
+        """Whether any run has diagnostics, of samples or of every step."""
+        return any(each.series or each.extremes for each in self.found.values())
+
+    @property
     def measured(self) -> bool:
-        """Whether any run has diagnostics."""
+        """Whether any run has sampled diagnostics."""
         return any(each.series for each in self.found.values())
 
     def names(self, each: str = "") -> list[str]:
@@ -92,10 +97,11 @@ def load(results: Results) -> Diagnostics:
     known = isinstance(settings, dict)
     config = configs.from_dict(VerdictConfig(), settings) if known else VerdictConfig()
     found, verdicts, autopsies = {}, {}, {}
+    references = evidence.references_of(results.plan)
     for run in results.runs:
         folder = run_folder(results.workdir, run.id)
         if folder.is_dir():
-            found[run.id] = evidence.read(folder)
+            found[run.id] = evidence.read(folder, references)
             verdicts[run.id] = verdict.judge(found[run.id], config)
             if (done := autopsy_record.read(folder)) is not None:
                 autopsies[run.id] = done
@@ -157,7 +163,10 @@ def judged(
     return [JudgedRun(r, n, diagnostics.verdicts.get(r.id), colours.get(n, "")) for r, n in named]
 
 
-MARKS = {"well behaved": "●", "drifting": "◐", "unstable": "▲", "diverged": "✕", "unknown": "○"}
+MARKS = {
+    "well behaved": "●", "idle part": "◔", "drifting": "◐", "too slow": "▷", "not learning": "■",
+    "unstable": "▲", "diverged": "✕", "unknown": "○",
+}  # fmt: skip
 _FIRST = (
     *("kind", "diagnostic", "step", "layer", "sublayer", "head", "value", "limit"),
     *("against", "factor"),
@@ -185,6 +194,7 @@ VERDICTS = Table([
     *(Column(f"first_{name}", lambda row, name=name: row.first and getattr(row.first, name))
       for name in _FIRST),
     Column("events", lambda row: row.verdict and len(row.verdict.events)),
+    Column("unjudged", lambda row: row.verdict and "; ".join(row.verdict.unjudged)),
     Column("sentence", lambda row: row.verdict and row.verdict.sentence, "In words", None, "words"),
 ])  # fmt: skip
 

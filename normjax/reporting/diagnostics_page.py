@@ -22,6 +22,8 @@ BANDS = Table([
     view("Diagnostic", lambda row: row[0]),
     view("Out of its band", lambda row: row[1]),
     view("What that means", lambda row: row[2].reason, "words"),
+    view("Needs", lambda row: row[2].needs, "words"),
+    view("Why one side only", lambda row: row[2].one_sided, "words"),
     view("Source", lambda row: row[2].source, "words"),
 ])  # fmt: skip
 
@@ -32,11 +34,11 @@ def sections(
     pictures: dict[str, Picture],
     looks: Mapping[str, Look],
 ) -> list[Section]:
-    """Return the sections of the part, none where no run measured diagnostics.
+    """Return the sections of the part; none where no run measured anything inside.
 
     Takes its pictures out of ``pictures``.
     """
-    if not diagnostics.measured:
+    if not diagnostics.known:
         return []
     rows = [
         row
@@ -62,27 +64,37 @@ def sections(
             f"Of {len(rows)} runs: {listed(said)}.",
             muted("{}", str(diagnostics.self_test)) if diagnostics.self_test else Markup(""),
             muted(
-                "Diverged: the run ended so. Unstable: loss or gradient norm spiked, or something"
-                ' was not finite. Drifting: a diagnostic left its <a href="#bands">band</a> and'
-                " stayed out. “First” is the smallest step; within a step causes come before"
-                " effects: gains, then the forward pass from the input on, the loss, gradients from"
-                " the output back, the optimizer's step."
+                "The first that holds. Diverged: the run ended so. Unstable: loss or gradient norm"
+                " spiked, or something was not finite. Not learning: the final loss is not below"
+                " that of who knows only how frequent tokens are, and nothing shows that more steps"
+                " would help. Too slow: the same, but the loss was still falling. Drifting: a"
+                ' diagnostic was outside its <a href="#bands">band</a> at some step. Idle part: a'
+                " part did next to nothing. Cheap diagnostics are measured at every step, the"
+                " others at samples; what could not be judged is listed. “First” is the smallest"
+                " step; within a step causes come before effects: gains, then the forward pass from"
+                " the input on, the loss, gradients from the output back, the optimizer's step. Of"
+                " what left its band later than at step 0 only the step of the largest departure is"
+                " known where every step was measured: among those the order of computation alone"
+                " decides."
                 ' (<a href="verdicts.csv">All verdicts</a>;'
                 " all events of a run: <code>verdict.json</code> in its folder.)"
             ),
             VERDICTS(rows),
         ]),
-        Section("diagnostics", "Diagnostics by block and step", [
+    ]  # fmt: skip
+    if diagnostics.measured:
+        made.append(Section("diagnostics", "Diagnostics by block and step", [
             *chosen,
             *([details("The other diagnostics by block and step", *others)] if others else []),
             details("Every diagnostic over the blocks, at the first and the last measured step",
                     *(part(p.title, p) for p in profiles)),
-        ]),
-    ]  # fmt: skip
+        ]))  # fmt: skip
     if told:
         lead = muted(
             "Diverged runs, replayed from a checkpoint or their initialization with every"
-            " diagnostic measured before every step around the first bad one."
+            " diagnostic measured before every step around the first bad one, by the program and on"
+            " the layout that trained them. A replay that is not the run, bit for bit, tells"
+            " nothing."
         )
         made.append(Section("autopsies", "Autopsies", [lead, *told]))
     return made
@@ -127,4 +139,5 @@ def _bounds(band: Band) -> str:
     if band.high < float("inf"):
         ends.append(f"above {band.high:g}")
     part = f" ({band.part})" if band.part != "*" else ""
-    return " or ".join(ends) + bands.IN_WORDS[band.against] + part
+    always = " at every step" * band.always
+    return " or ".join(ends) + bands.IN_WORDS[band.against] + part + always

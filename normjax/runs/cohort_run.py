@@ -24,7 +24,7 @@ from normjax.runs.experiment import StopRequest
 from normjax.runs.grid import CohortPlan
 from normjax.runs.progress import Progress, TimeLeft
 from normjax.runs.run_folder import FINISHED, METRICS, RunFolder, RunWriter, run_folder
-from normjax.training import optimizer
+from normjax.training import extremes, optimizer
 from normjax.training.checkpoints import Checkpoints, SavedStates
 from normjax.training.cohorts import Cohort, devices_for
 
@@ -82,7 +82,7 @@ class CohortRun:
         self._plan, self._corpus, self._progress, self._left = plan, corpus, progress, left
         self._train = plan.config.train
         taken = devices_for(self._train, len(jax.local_devices()), len(plan.runs))
-        self._environment = environment | {"devices_taken": taken}
+        self._environment = environment | {"devices_taken": taken, "cohort_runs": len(plan.runs)}
         self._flops = flops / len(plan.runs)  # of one run
         self._members = [self._member(run, run_folder(workdir, run.id)) for run in plan.runs]
 
@@ -404,8 +404,12 @@ class Lockstep:
                 "time/wall_s": self._seconds,
                 "time/tokens_per_s": rate and rate / len(self._runs),
             })  # fmt: skip
+        measured, expected = cohort.extremes(), extremes.expected(self._model)
         for i, line in enumerate(lines):
             member = self._members[i]
+            if step:
+                found = log.extremes_line(step, measured[i], expected)
+                member.writer.append(log.EXTREMES_FILE, found)
             if member.carried and member.carried["step"] == step:
                 line |= {k: v for k, v in member.carried.items() if line.get(k) is None}
             member.writer.append(METRICS, line)

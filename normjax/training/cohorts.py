@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from normjax.decoder import Decoder
-from normjax.training import train
+from normjax.training import extremes, train
 from normjax.training.train import Hyper, State, TrainConfig
 
 BATCH_AXIS = "batch"
@@ -82,11 +82,7 @@ class Cohort:
         self.devices = available[:wanted]
         self.lanes = self.size if self._split_batch else -(-self.size // wanted)
         train.check(config, wanted if self._split_batch else 1)
-        self._hyper = self._place(
-            [Hyper(np.uint32(h.seed), *(np.float32(x) for x in h[1:])) for h in members]
-        )
-        if wanted == 1:  # what a program is given first decides where it and all after it run
-            self._hyper = jax.device_put(self._hyper, self.devices[0])
+        self.enlist(members)
         axis = BATCH_AXIS if self._split_batch else None
 
         def chunk(state, hyper, windows, count):
@@ -101,6 +97,14 @@ class Cohort:
         self._chunk = self._mapped(chunk, (0, 0, 0, None), donate=(0,))
         self._evaluate = self._mapped(evaluate, (0, None, None, None))
         self._state: State | None = None
+
+    def enlist(self, members: Sequence[Hyper]) -> None:
+        """Take as many other members, before a start; the compiled programs are kept."""
+        self._hyper = self._place(
+            [Hyper(np.uint32(h.seed), *(np.float32(x) for x in h[1:])) for h in members]
+        )
+        if len(self.devices) == 1:  # what a program is given first decides where all of it runs
+            self._hyper = jax.device_put(self._hyper, self.devices[0])
 
     def _mapped(self, function, in_axes: Axes, donate: tuple[int, ...] = ()):
         together = self.config.lanes == "vmap" or (
@@ -187,8 +191,16 @@ class Cohort:
 
     def counters(self) -> dict[str, np.ndarray]:
         """Return the small parts of the state, one entry per member."""
-        names = [name for name in State._fields if name not in ("params", "moments")]
+        names = [name for name in State._fields if name not in ("params", "moments", "extremes")]
         return {name: self._members(getattr(self.state, name)) for name in names}
+
+    def extremes(self) -> list[dict[str, dict[str, np.ndarray]]]:
+        """Return what the steps so far measured, one entry per member."""
+        found = jax.tree.map(self._members, self.state.extremes)
+        return [
+            extremes.by_name(self.model, jax.tree.map(lambda x, i=i: x[i], found))
+            for i in range(self.size)
+        ]
 
     def reset_sums(self) -> None:
         """Zero what the state sums up between evaluations."""

@@ -23,7 +23,8 @@ from normjax import configs
 from normjax.configs import field
 from normjax.decoder import Decoder, Params
 from normjax.errors import UserError
-from normjax.training import optimizer
+from normjax.training import extremes, optimizer
+from normjax.training.extremes import Extremes
 
 PARALLEL = ("runs", "data")
 LANES = ("auto", "vmap", "map")
@@ -142,6 +143,7 @@ class State(NamedTuple):
       bad_streak: how many of the last steps in a row were such.
       diverged_at: the first step (counted from 1) of the streak that ended the run, or -1.
       loss_sum, norm_sum, sum_steps: of the finite steps since the last evaluation.
+      extremes: of what every step measures.
     """
 
     params: Params
@@ -153,6 +155,7 @@ class State(NamedTuple):
     loss_sum: Array
     norm_sum: Array
     sum_steps: Array
+    extremes: Extremes
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
@@ -180,7 +183,8 @@ def init_state(model: Decoder, config: TrainConfig, hyper: Hyper) -> State:
     moments = _transformation(config, hyper).init(_wide(scaled))
     zero = jnp.zeros((), jnp.float32)
     count = jnp.zeros((), jnp.int32)
-    return State(scaled, moments, count, count, count, count - 1, zero, zero, count)
+    return State(scaled, moments, count, count, count, count - 1, zero, zero, count,
+                 extremes.start(model))  # fmt: skip
 
 
 def _key(seed: Array) -> Array:
@@ -205,12 +209,22 @@ def train_step(
     With ``weights`` (T,), constants of the program, the loss is the weighted mean over target
     positions; without, the plain mean.
     """
-    loss, gradients = jax.value_and_grad(
-        lambda params: mean_loss(token_losses(model, params, windows), weights)
-    )(state.params)
+    (loss, seen), (raw, meters) = jax.value_and_grad(_watched_loss, 1, has_aux=True)(
+        model, (state.params, model.meters() if hasattr(model, "meters") else {}), windows, weights
+    )
     if axis_name is not None:
-        loss, gradients = jax.lax.pmean((loss, gradients), axis_name)
-    gradients, (updates, rate, moments, norm) = _planned(config, state, hyper, gradients)
+        loss, raw, meters = jax.lax.pmean((loss, raw, meters), axis_name)
+        seen = {
+            branch: {
+                name: (jax.lax.pmax if name == "logit_max" else jax.lax.pmean)(x, axis_name)
+                for name, x in own.items()
+            }
+            for branch, own in seen.items()
+        }
+    gradients, (updates, rate, moments, norm) = _planned(config, state, hyper, raw)
+    values = {}
+    if len(seen) > 1:  # there are sub-layers
+        values = extremes.inside(seen, meters, state.params, raw, updates, rate)
     params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
     params = getattr(model, "after_step", _unchanged)(params)
 
@@ -234,7 +248,21 @@ def train_step(
         # A norm beyond float32 is logged as 1e30: the mean of the others stays readable.
         norm_sum=_added(state.norm_sum, jnp.where(good, jnp.minimum(norm, 1e30), 0)),
         sum_steps=state.sum_steps + good.astype(jnp.int32),
+        extremes=extremes.taken(
+            state.extremes, model, values, loss, norm, state.step, config.warmup_steps, alive
+        ),
     )
+
+
+def _watched_loss(
+    model: Any, trained: tuple[Params, Params], windows: Array, weights: np.ndarray | None
+) -> tuple[Array, dict[str, Params]]:
+    """Return the loss of a step and what was seen on the way; ``trained``: parameters, meters."""
+    params, meters = trained
+    if not meters:
+        return mean_loss(token_losses(model, params, windows), weights), {}
+    logits, seen = model.watched(params, windows[:, :-1], meters)
+    return mean_loss(cross_entropy(logits, windows[:, 1:]), weights), seen
 
 
 def _unchanged(params: Params) -> Params:
