@@ -301,7 +301,7 @@ def _carried_out(values: flags.FlagValues, known: edge.Known) -> int:
     command = shlex.join([*edge.program(), *_given(values), f"--workdir={workdir}"])
     known.command, known.workdir = command, workdir
     options = Options(workdir, command, dry_run=values.dry_run, predict=values.predict)
-    if values.predict and type(config) is not ExperimentConfig:
+    if values.predict and not isinstance(config, ExperimentConfig):
         raise UserError(
             f"--predict={values.predict}: --experiment={values.experiment} trains no grid whose"
             " losses could be ranked; leave it out"

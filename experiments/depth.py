@@ -1,6 +1,6 @@
 """Where does the norm have to stand as the decoder gets deeper? Placements over depth.
 
-Question: how does the validation loss of each placement, and of a decoder without residual path,
+Question: how does the loss of each placement, and of a decoder without residual path,
 change from 2 to 16 blocks, at one learning rate and one number of steps?
 
 Hypothesis: where the residual path is clear of norms (pre, sandwich, branch output), depth helps or
@@ -114,7 +114,7 @@ def run(config: ExperimentConfig, preset: str, options: Options) -> Outcome | No
         preset=preset,
         title="Placement of the norm, over depth",
         question=(
-            "How does the validation loss change with depth for each placement of the norm, and"
+            "How does the loss change with depth for each placement of the norm, and"
             " without a residual path, at one learning rate and one number of steps?"
         ),
         hypothesis=(

@@ -169,7 +169,8 @@ def steps(rows: dict[str, dict[str, Any]], compiled: bool = False) -> dict[str, 
             "initial": digest(start.params), "initial_squares": squares(start.params),
             "loss": float(state.loss_sum), "gradient_norm": float(state.norm_sum),
             "parameters": digest(state.params), "parameters_squares": squares(state.params),
-            "moments": digest(state.moments), "evaluation": float(loss),
+            "moments": digest(state.moments),
+            "evaluation": float(np.float32(loss[0]) / np.float32(weights[0].sum())),
         }  # fmt: skip
     return found
 

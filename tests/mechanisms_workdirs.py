@@ -58,7 +58,7 @@ def workdir(
             some = over + 0.3 * (run["learning_rate"] == RATES[1]) if over >= 1 else over
             final = floor + (some % 1 if over >= 1 else some)
             train(inner, run, final, spread=0.0)
-            last = RunFolder(inner / "runs" / run["id"]).metrics()[-1]["validation/loss"]
+            last = RunFolder(inner / "runs" / run["id"]).metrics()[-1]["test/loss"]
             sampled[run["id"]] = {"loss": last, "standard_error": 0.002, "sequences": 4096}
         files.write_sealed(inner / "sampling.json", {"format": 1, "runs": sampled})
     return folder

@@ -196,9 +196,9 @@ def uniform(block: int, head: int | None = None) -> Edit:
 FAULTS: dict[str, Fault] = {
     "rate 0": Fault("not learning", "update/block_ratio", 1, "attention", rate=0.0),
     "rate 1e-7": Fault("too slow", "update/block_ratio", 1, "attention", rate=1e-7),
-    "rate 1e-5": Fault("too slow", "validation/loss", rate=1e-5),
+    "rate 1e-5": Fault("too slow", "test/loss", rate=1e-5),
     "clipped to nothing": Fault(
-        "too slow", "validation/loss", train={"clip": 1e-10, "adam_eps": 1e-8}, rate=1e-3
+        "too slow", "test/loss", train={"clip": 1e-10, "adam_eps": 1e-8}, rate=1e-3
     ),
     "rate 3": Fault("unstable", "update/block_ratio", 1, "attention", rate=3.0),
     "dead head 1 of block 1": Fault(
@@ -373,7 +373,12 @@ def _trained(model: Decoder, config: TrainConfig, cases: list[Case]) -> list[Evi
     weights = np.ones((32, 8, WINDOW), np.float32)
     measure = cohort.measurement(Probe(model, config).measure)
     sampled, samples = sampling.sampled_steps(config), [[] for _ in cases]
-    losses, at = [cohort.evaluate(held, weights, 16)], [0]
+
+    def mean(first: int, last: int) -> np.ndarray:
+        sums = cohort.evaluate(held, weights, last)[:, first:]
+        return sums.sum(axis=1) / weights[first:last].sum()
+
+    losses, at = [mean(0, 16)], [0]
     step, every = 0, config.evaluate_every
     while step < config.steps:
         if step in sampled:
@@ -387,7 +392,8 @@ def _trained(model: Decoder, config: TrainConfig, cases: list[Case]) -> list[Evi
         step = until
         if step % every == 0 or step == config.steps:
             at.append(step)
-            losses.append(cohort.evaluate(held, weights, 32 if step == config.steps else 16))
+            losses.append(mean(0, 16))
+    tested = mean(16, 32)
     out, counters = [], cohort.counters()
     for i, found in enumerate(cohort.extremes()):
         line = log.extremes_line(step, found, extremes.expected(model))
@@ -395,9 +401,12 @@ def _trained(model: Decoder, config: TrainConfig, cases: list[Case]) -> list[Evi
         bad = int(counters["diverged_at"][i])
         out.append(Evidence(
             gather(samples[i]),
-            metrics={"validation/loss": Series(
-                "validation/loss", np.array(at), np.array([float(x[i]) for x in losses])
-            )},
+            metrics={
+                "validation/loss": Series(
+                    "validation/loss", np.array(at), np.array([float(x[i]) for x in losses])
+                ),
+                "test/loss": Series("test/loss", np.array(at[-1:]), np.array([float(tested[i])])),
+            },
             skipped=(np.array(at[-1:]), counters["skipped"][i : i + 1]),
             state="done" if bad < 0 else "diverged", diverged_at=None if bad < 0 else bad,
             sublayers=model.config.sublayers, warmup=config.warmup_steps, steps=config.steps,

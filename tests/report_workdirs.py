@@ -11,10 +11,12 @@ from typing import Any
 
 import run_folders
 
+from normjax.predictions import record
+from normjax.predictions.prediction import Prediction
 from normjax.reporting import loading
 from normjax.reporting.results import Results
 from normjax.runs import files
-from normjax.runs.run_folder import FORMAT
+from normjax.runs.run_folder import FORMAT, MANIFEST
 
 ABLATION = {
     # arm: (title, description, changes, final loss, rate of descent)
@@ -65,7 +67,7 @@ def finals(
         loss = losses[run["arm"]][run["seed"]]
         folder = workdir / "runs" / run["id"]
         state = {"state": "done"} if loss is not None else {"state": "diverged", "diverged_at": 7}
-        line = {"step": 600, "validation/loss": loss}
+        line = {"step": 600, "validation/loss": loss, "test/loss": loss}
         run_folders.write(folder, [line], **state, step=600, steps=600)
     return loading.load(workdir)
 
@@ -115,7 +117,7 @@ def plan(arms: list[dict], runs: list[dict], **more: Any) -> dict[str, Any]:
         "corpus": {
             "name": "plays", "description": "The plays of Shakespeare, whole plays held out.",
             "vocabulary": "char", "vocabulary_size": 84, "train_tokens": 4700000,
-            "validation_tokens": 520000, "fingerprint": "9f2c66d1a4b7e803",
+            "held_out_tokens": 520000, "fingerprint": "9f2c66d1a4b7e803",
             "unigram_loss": UNIGRAM, "uniform_loss": UNIFORM,
         },
         "evaluation": {
@@ -123,6 +125,29 @@ def plan(arms: list[dict], runs: list[dict], **more: Any) -> dict[str, Any]:
         },
         "arms": arms, "runs": runs, **more,
     }  # fmt: skip
+
+
+def predicted(workdir: Path, stated: Prediction, planned: record.Planned | None = None) -> None:
+    """Give a made-up workdir a prediction, as if it had been stored before its runs."""
+    plan = files.read_sealed(workdir / "grid.json") or {}
+    seeds = {run["seed"] for run in plan["runs"]}
+    planned = planned or record.Planned(tuple(arm["name"] for arm in plan["arms"]), len(seeds))
+    kept = record.settle(workdir / "before", "--predict=x", stated, "G", planned)
+    assert kept is not None
+    (workdir / "before" / record.FILE).rename(workdir / record.FILE)
+    files.write_sealed(workdir / "grid.json", drawn(plan, kept["sha256"]) | {"identity": "G"})
+    stored = files.read_sealed(workdir / record.FILE)
+    for path in workdir.glob(f"runs/*/{MANIFEST}"):
+        manifest = files.read_sealed(path) or {}
+        manifest["segments"][0]["environment"]["started"] = stored["stored"]
+        files.write_sealed(path, manifest)
+
+
+def drawn(plan: dict[str, Any], seal: str) -> dict[str, Any]:
+    """Return a plan whose runs have the seeds of the prediction with that seal."""
+    first, least = record.first_seed(seal), min(run["seed"] for run in plan["runs"])
+    runs = [run | {"seed": first + run["seed"] - least} for run in plan["runs"]]
+    return plan | {"runs": runs, "prediction": {"sha256": seal, "first_seed": first}}
 
 
 def noise(*key: Any) -> random.Random:
@@ -157,6 +182,7 @@ def train(
                 "step": step, "tokens": step * 768,
                 "train/loss": None if step == 0 or bad else loss - 0.03,
                 "validation/loss": None if bad else loss,
+                **({"test/loss": None if bad else loss} if step == steps else {}),
                 "gradient/norm": None if step == 0 or bad else 0.4 + 2 * fall + rng.random() / 9,
                 "learning_rate": run["learning_rate"], "update/skipped": 3 if bad else 0,
                 "time/wall_s": step * 0.011, "time/tokens_per_s": None if step == 0 else 69000.0,

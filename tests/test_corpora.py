@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from corpus_texts import VERSE, error, write
 
-from normjax.data import corpora
+from normjax.data import corpora, windows
 from normjax.data.corpora import DataConfig
 from normjax.data.windows import batch
 
@@ -23,7 +23,7 @@ def test_a_file_splits_by_characters(tmp_path, fraction):
     corpus = corpora.open_corpus(DataConfig(corpus=path, validation_fraction=fraction))
     n = int(len(text) * (1 - fraction))
     assert corpus.vocabulary.decode(corpus.train) == text[:n]
-    assert corpus.vocabulary.decode(corpus.validation) == text[n:]
+    assert corpus.vocabulary.decode(corpus.held_out) == text[n:]
     assert corpus.vocabulary.characters == "".join(sorted(set(text)))
     assert corpus.name == "text.txt"
     assert str(tmp_path) not in corpus.description
@@ -37,10 +37,10 @@ def test_the_split_of_the_well_known_recipe():
 
 def test_the_vocabulary_covers_characters_of_the_validation_part_only(tmp_path):
     path = write(tmp_path / "text", "a" * 900 + "bé" * 50)
-    corpus = corpora.open_corpus(DataConfig(corpus=path))
+    corpus = corpora.open_corpus(DataConfig(corpus=path, window=32))
     assert corpus.vocabulary.characters == "abé"
     assert set(corpus.train.tolist()) == {0}
-    assert set(corpus.validation.tolist()) == {1, 2}
+    assert set(corpus.held_out.tolist()) == {1, 2}
 
 
 def test_byte_tokens_split_at_the_same_character(tmp_path):
@@ -51,16 +51,16 @@ def test_byte_tokens_split_at_the_same_character(tmp_path):
         )
     )
     assert bytes(corpus.train) == text[:600].encode()
-    assert bytes(corpus.validation) == text[600:].encode()
+    assert bytes(corpus.held_out) == text[600:].encode()
     assert corpus.vocabulary_size == 256
 
 
 def test_a_text_of_exactly_one_window_is_enough(tmp_path):
     """A window of T inputs needs T + 1 tokens in each part."""
-    path = write(tmp_path / "t.txt", "ab" * 10)  # 10 and 10 tokens
-    corpus = corpora.open_corpus(DataConfig(corpus=path, validation_fraction=0.5, window=9))
+    path = write(tmp_path / "t.txt", "ab" * 15)  # 10 and twice 10 tokens
+    corpus = corpora.open_corpus(DataConfig(corpus=path, validation_fraction=2 / 3, window=9))
     assert batch(corpus.train, 0, 0, 3, 9).tolist() == [[0, 1] * 5] * 3
-    message = error(corpus=path, validation_fraction=0.5, window=10)
+    message = error(corpus=path, validation_fraction=2 / 3, window=10)
     assert "data.window=10: the training part" in message and "needs 11" in message
     assert "the validation part" in error(corpus=path, validation_fraction=0.1, window=9)
 
@@ -117,11 +117,44 @@ def test_reference_losses_against_the_definition(tmp_path):
     corpus = corpora.open_corpus(
         DataConfig(corpus=write(tmp_path / "t.txt", text), validation_fraction=2 / 7, window=8)
     )
-    train, validation = text[: len(corpus.train)], text[len(corpus.train) :]
+    train, test = text[: len(corpus.train)], text[(len(text) + len(corpus.train)) // 2 :]
     p = {c: (train.count(c) + 1) / (len(train) + 3) for c in "abc"}
-    expected = -sum(math.log(p[c]) for c in validation) / len(validation)
-    assert corpus.unigram_loss == pytest.approx(expected, rel=1e-14)
+    follows = {a: sum(x == a for x in train[:-1]) for a in "abc"}
+    both = {a + b: sum(train[i : i + 2] == a + b for i in range(len(train))) for a in p for b in p}
+    found = corpus.references(8, 0)
+    unigram = -sum(math.log(p[c]) for c in test[1:]) / (len(test) - 1)
+    assert found["unigram"] == pytest.approx(unigram, rel=1e-14)
+    losses = [-math.log((both[a + b] + p[b]) / (follows[a] + 1))
+              for a, b in zip(test, test[1:], strict=False)]  # fmt: skip
+    assert found["bigram"] == pytest.approx(sum(losses) / len(losses), rel=1e-14)
     assert corpus.uniform_loss == pytest.approx(math.log(3), rel=1e-15)
+    # They are of the windows that a final evaluation has, and of no others.
+    few = corpus.references(8, 2)
+    starts = corpus.evaluation_set(8, 2, "test")[0][:, 1:].ravel()
+    expected = -sum(math.log(p["abc"[c]]) for c in starts) / len(starts)
+    assert few["unigram"] == pytest.approx(expected, rel=1e-14)
+
+
+def test_the_held_out_text_is_divided_into_two_halves(tmp_path):
+    corpus = corpora.open_corpus(DataConfig(corpus=write(tmp_path / "t.txt"), window=8))
+    parts = [corpus.part(name) for name in corpora.PARTS]
+    np.testing.assert_array_equal(np.concatenate(parts), corpus.held_out)
+    assert 0 <= len(parts[1]) - len(parts[0]) <= 1
+    for name, part in zip(corpora.PARTS, parts, strict=True):
+        got = corpus.evaluation_set(8, 0, name)[0]
+        np.testing.assert_array_equal(got, windows.evaluation_windows(part, 8, 0)[0])
+
+
+def test_pairs_counted_in_pieces_equal_pairs_counted_at_once():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 5, 1000).astype(np.uint8)
+    before, after = rng.integers(0, 5, (2, 50))
+    pairs = zip(before, after, strict=True)
+    expected = [sum((tokens[:-1] == a) & (tokens[1:] == b)) for a, b in pairs]
+    for chunk in (7, 64, 999, 5000):
+        np.testing.assert_array_equal(
+            corpora._pair_counts(tokens, 5, before, after, chunk), expected
+        )
 
 
 def test_counts_in_pieces_equal_counts_at_once():

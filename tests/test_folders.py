@@ -46,7 +46,7 @@ def opened(path, **fields):
 
 
 def text_of(corpus):
-    return corpus.vocabulary.decode(np.concatenate([corpus.train, corpus.validation]))
+    return corpus.vocabulary.decode(np.concatenate([corpus.train, corpus.held_out]))
 
 
 def count(folder):

@@ -32,9 +32,7 @@ def whole(tmp_path_factory):
     runs = [report_workdirs.planned(arm["name"], seed, steps=24) for arm in arms for seed in (0, 1)]
     names = [Candidate(arm["name"]) for arm in arms]
     expected = parsing.parse("full\nno-norm", "--predict=x", names)
-    stored = record.settle(workdir, "--predict=x", expected, "G")
-    plan = report_workdirs.plan(arms, runs, identity="G", prediction=stored)
-    files.write_sealed(workdir / "grid.json", plan)
+    files.write_sealed(workdir / "grid.json", report_workdirs.plan(arms, runs))
     for run in runs:
         lost = run["arm"] == "no-norm" and run["seed"] == 1
         report_workdirs.train(workdir, run, 2.0, **({"state": "diverged"} if lost else {}))
@@ -52,6 +50,7 @@ def whole(tmp_path_factory):
             checks = [autopsy_record.ReplayCheck("step", True, "the same step")]
             done = autopsy_record.examine(samples, 8, 0, checks)
             autopsy_record.write(folder, done, samples)
+    report_workdirs.predicted(workdir, expected)
     report.write(workdir)
     return workdir
 
@@ -90,8 +89,8 @@ def put(workdir, name, document):
     if name == record.FILE and isinstance(document, dict):
         resealed(path, document)
         plan = json.loads((workdir / "grid.json").read_text())
-        plan["prediction"] = {"sha256": json.loads(path.read_text())["seal"]}
-        return resealed(workdir / "grid.json", plan)
+        seal = json.loads(path.read_text())["seal"]
+        return resealed(workdir / "grid.json", report_workdirs.drawn(plan, seal))
     if path.suffix == ".json":
         return resealed(path, document)
     content = b"".join(map(line_of, document if isinstance(document, list) else [document]))
@@ -149,9 +148,7 @@ def read_all(workdir):
     if results is not None and text is not None:
         text.encode()
         for run in results.runs:
-            assert (
-                run.final_loss is None or run.final_loss == run.evaluations[-1]["validation/loss"]
-            )
+            assert run.final_loss is None or run.final_loss == run.evaluations[-1]["test/loss"]
     assert digests(workdir) == before
 
 

@@ -230,9 +230,9 @@ def test_a_cell_that_cannot_be_built_is_refused_too():
 
 
 def test_a_workdir_of_another_version_is_refused_before_it_is_overwritten(tmp_path):
-    for plan in ({"format": 2, "runs": []}, {"format": 4, "seal": "x"}):
+    for plan in ({"format": 3, "runs": []}, {"format": 5, "seal": "x"}):
         (tmp_path / "grid.json").write_text(json.dumps(plan))
-        with pytest.raises(UserError, match=f"format {plan['format']}, .* format 3; use another"):
+        with pytest.raises(UserError, match=f"format {plan['format']}, .* format 4; use another"):
             grid.check_format(tmp_path)
     (tmp_path / "grid.json").write_text("{")  # a torn one is made anew
     grid.check_format(tmp_path)

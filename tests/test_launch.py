@@ -138,7 +138,8 @@ def test_flags_reach_the_configuration_in_any_order_and_form(call):
 def test_dry_run_says_what_would_run_and_writes_nothing(call, place):
     code, out, err = call(*smoke(place, "--dry_run"))
     assert (code, err) == (0, "")
-    names = [arm.name for arm in cli.find("ablation").ARMS]
+    module = cli.find("ablation")
+    names = [arm.name for arm in (*module.ARMS, *module.NORMS_APART)]
     for name in names:
         assert f"{name}-s0-" in out and f"{name}-s1-" in out
     assert f"{2 * len(names)} runs" in out
@@ -207,7 +208,7 @@ MISTAKES = {
     "letters that are no text": (["--workdir=\udcff"], ["\\xff", "UTF-8"]),
     "more sequences than 64 bits": ([f"--config.train.batch_size={2**63 - 1}"], ["batch_size=922"]),
     "a batch beyond memory": (
-        ["--config.train.batch_size=1048576", "--config.data.window=200"],
+        ["--config.train.batch_size=1048576", "--config.data.window=120"],
         ["config.train.batch_size=1048576", "GB of memory", "pass --config.train.batch_size="],
     ),
     "a width beyond all": (["--config.model.width=1000000000000"], ["from 1 to 65536"]),

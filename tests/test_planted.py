@@ -44,7 +44,7 @@ def test_without_references_it_is_said_what_was_not_judged(together):
     found, _ = together["rate 1e-5"]
     judged = verdict.judge(dataclasses.replace(found, references={}))
     assert judged.state == "well behaved"
-    assert judged.unjudged == ("whether it learned (the unigram loss of the validation text)",)
+    assert judged.unjudged == ("whether it learned (the unigram loss of the test text)",)
     assert "Not judged: whether it learned" in judged.sentence
 
 

@@ -74,8 +74,9 @@ def test_the_corpus_of_the_plays(tmp_path, play_texts, monkeypatch):
     corpus = corpora.open_corpus(DataConfig())
     assert corpus.vocabulary_size == 77
     assert corpus.vocabulary.decode(corpus.train) == play_texts[0]
-    assert corpus.vocabulary.decode(corpus.validation) == play_texts[1]
-    assert 2.5 < corpus.unigram_loss < corpus.uniform_loss == math.log(77)
+    assert corpus.vocabulary.decode(corpus.held_out) == play_texts[1]
+    references = corpus.references(64, 256)
+    assert 2 < references["bigram"] < 2.6 < references["unigram"] < math.log(77)
     assert "Macbeth" in corpus.description
     monkeypatch.setattr(plays, "read", None)  # a second time nothing is prepared
     assert corpora.open_corpus(DataConfig()).fingerprint == corpus.fingerprint

@@ -187,7 +187,7 @@ def test_a_task_of_ones_own_is_a_corpus_with_floors():
 def test_a_text_of_ones_own_is_a_corpus_known_by_its_content():
     plugins.load(write("mine.py", CORPUS))
     first = corpora.open_corpus(DataConfig(corpus="lines", window=8))
-    assert first.name == "lines" and len(first.validation) == 400
+    assert first.name == "lines" and len(first.held_out) == 400
     plugins.load(
         write("other.py", CORPUS.replace("reads", "finds").replace('("lines", s', '("others", s'))
     )
@@ -202,7 +202,7 @@ def test_a_text_of_ones_own_is_a_corpus_known_by_its_content():
             lambda config, name=name: corpora.Source(name, "", "v1", lambda: (name * 99, name)),
         )
     first, second = (
-        corpora.open_corpus(DataConfig(corpus=n, window=4)) for n in ("first", "second")
+        corpora.open_corpus(DataConfig(corpus=n, window=1)) for n in ("first", "second")
     )
     assert first.fingerprint != second.fingerprint and first.vocabulary != second.vocabulary
     corpora.register_corpus("none", lambda config: "text")

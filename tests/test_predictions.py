@@ -23,6 +23,7 @@ from normjax.runs.run_folder import FORMAT
 ROOT = Path(__file__).parents[1]
 NAMES = ("full", "no-attention", "no-mlp", "post-norm")
 GRID = [Candidate(name, name.replace("no-", "minus "), f"{name}.") for name in NAMES]
+PLANNED = record.Planned(NAMES, 3)
 DEPTHS = [Candidate(f"{s}-{x}") for s in ("pre", "post") for x in (2, 4)]
 DEPTHS += [Candidate(s, subject="series") for s in ("pre", "post")]
 
@@ -176,11 +177,12 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_the_shipped_prediction_ranks_the_ablation_and_gives_reasons():
-    candidates = [Candidate(arm.name, arm.title) for arm in ablation.ARMS]
+    candidates = [Candidate(arm.name, arm.title) for arm in (*ablation.ARMS, *ablation.NORMS_APART)]
     prediction = parsing.parse(given.read("expected"), "--predict=expected", candidates)
     place = places(prediction)
-    assert set(place) == {arm.name for arm in ablation.ARMS}
-    assert place["full"] < place["post-norm"] < place["no-norm"] < place["no-mlp"]
+    assert set(place) == {c.name for c in candidates}
+    assert place["full"] < place["post-norm"] == place["no-final-norm"] < place["no-branch-norm"]
+    assert place["no-branch-norm"] < place["no-norm"] < place["no-mlp"]
     assert place["no-mlp"] == place["no-positions"] < place["no-residual"] < place["no-attention"]
     assert len(prediction.reason) > 200 and given.names() == ["expected"]
 
@@ -231,7 +233,7 @@ def test_asking_needs_a_terminal_unless_it_is_stored(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no terminal"):
         given.prepare("ask", GRID, tmp_path, "G")
     mine = read("full\nno-mlp")
-    record.settle(tmp_path, "--predict=ask", mine, "G")
+    record.settle(tmp_path, "--predict=ask", mine, "G", PLANNED)
     assert given.prepare("ask", GRID, tmp_path, "G") == mine
 
 
@@ -243,7 +245,7 @@ OTHER = read("author: me\nno-mlp\nfull\nno-attention")
 
 def settle(workdir, prediction=MINE, grid="G"):
     """Store, and write grid.json as the runner does."""
-    kept = record.settle(workdir, "--predict=x", prediction, grid)
+    kept = record.settle(workdir, "--predict=x", prediction, grid, PLANNED)
     plan = {"format": FORMAT, "identity": grid, **({"prediction": kept} if kept else {})}
     files.write_sealed(workdir / "grid.json", plan)
     return record.read_stored(workdir, plan)
@@ -266,8 +268,10 @@ def test_what_is_stored(tmp_path):
     assert stored.prediction == MINE and stored.problem == ""
     assert before <= datetime.fromisoformat(kept["stored"]) <= datetime.now(UTC)
     assert datetime.fromisoformat(kept["stored"]).utcoffset().total_seconds() == 0
-    assert kept["format"] == 2 and kept["steps_taken"] == 0 and kept["grid_sha256"] == "G"
+    assert kept["format"] == 3 and kept["steps_taken"] == 0 and kept["grid_sha256"] == "G"
     assert kept["kind"] == "ranking" and kept["author"] == "me" and len(kept["seal"]) == 64
+    assert kept["planned"] == {"arms": list(NAMES), "seeds": 3} and len(kept["nonce"]) == 32
+    assert stored.planned == PLANNED
 
 
 @pytest.mark.parametrize("kind", ["metrics", "status", "checkpoints", "quarantine"])
@@ -356,7 +360,8 @@ def test_one_that_was_removed_or_added_later_is_noticed(tmp_path):
 
 
 def test_a_kill_between_the_two_files_loses_nothing(tmp_path):
-    record.settle(tmp_path, "--predict=x", MINE, "G")
+    first = record.settle(tmp_path, "--predict=x", MINE, "G", PLANNED)
+    assert record.seal_of(tmp_path) == first["sha256"]
     assert settle(tmp_path, None).prediction == MINE
 
 

@@ -191,7 +191,7 @@ def test_a_manifest_of_another_version_names_both(tmp_path):
     found = json.loads((tmp_path / "manifest.json").read_text())
     for name in ("manifest.json", "manifest.before.json"):
         files.write_sealed(tmp_path / name, found | {"format": 2})
-    assert "written in format 2, this version reads format 3" in RunFolder(tmp_path).problem
+    assert "written in format 2, this version reads format 4" in RunFolder(tmp_path).problem
 
 
 def test_a_run_that_goes_on_elsewhere_has_segments(tmp_path):

@@ -36,7 +36,7 @@ def trial(series, depth, warmup, rate, seed, loss, folder="none", start=4.0):
     outcome = TRAINS if loss is not None and loss < 2.95 else IS_STUCK
     outcome = DIVERGES if loss == math.inf else OPEN if loss is None else outcome
     place = Place(series, depth, warmup)
-    return Trial(place, rate, seed, outcome, loss, start, Path(folder))
+    return Trial(place, rate, seed, outcome, loss, loss, start, Path(folder))
 
 
 def grid(trials, plan=PLAN):
@@ -128,11 +128,19 @@ def test_answers_say_what_the_numbers_say(planted):
         for seed in (0, 1)
     )
     text = " ".join(stability_page.findings(made, predictors(planted)))
-    assert "2 blocks +0.60 and +0.20" in text and "8 blocks no rate works and +0.80" in text
-    assert "The residual path matters more at every depth here." in text
+    text = text.replace("\u00a0", " ")
+    assert "2 blocks +0.600 ± 0.000 and +0.200 ± 0.000" in text
+    assert "8 blocks no rate without a diverged run and +0.800" in text
+    assert "The residual path matters more at 2 and 8 blocks." in text
     assert "2 blocks 6 of 6 (pre-norm 6) and 8 blocks 2 of 6 (pre-norm 6)" in text
-    assert "is not catastrophic in a shallow model" in text
-    assert "post-norm 0.0 / 0.0, best losses +0.30 apart" in text
+    assert "it ends +0.200 ± 0.000 nats from pre-norm: 20% of the way to the unigram loss" in text
+    assert "post-norm 0.0 / 0.0, best losses +0.300 ± 0.000 apart" in text
+    close = grid(trial(name, 2, 0, rate, seed, 2.0 + gap * (-1) ** seed + shift)
+                 for name, gap, shift in (
+                     ("pre", 0, 0), ("none", 0.1, 0.2), ("no-residual", 0, 0.3))
+                 for rate in RATES for seed in (0, 1))  # fmt: skip
+    said = " ".join(stability_page.findings(close, []))
+    assert "Which matters more is not decided at 2 blocks." in said
     assert "residual/rms_after, largest at initialization orders the outcomes best" in text
     table = stability_page.CELLS
     rows = table.csv(made.cells(*made.places)).splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -99,3 +100,53 @@ def test_units():
     assert math.isclose(statistics.perplexity(math.log(84)), 84)
     assert math.isclose(statistics.bits(math.log(256)), 8)
     assert statistics.perplexity(1e6) == math.inf
+
+
+def test_p_is_that_of_the_t_test():
+    values = [0.3, 0.1, 0.45, 0.2]
+    assert statistics.estimate(values).p == pytest.approx(
+        stats.ttest_1samp(values, 0).pvalue, rel=1e-12
+    )
+    assert statistics.estimate([0.5, 0.5]).p == 0.0 and statistics.estimate([0.0, 0.0]).p == 1.0
+    assert statistics.estimate([0.5]).p is None
+
+
+def test_holm_is_the_step_down_of_bonferroni():
+    """The definition: of m, the k-th is rejected where each j <= k has p_j <= a / (m - j + 1)."""
+    rng = random.Random(0)
+    for _ in range(50):
+        p = [rng.random() ** 3 for _ in range(rng.randint(1, 9))]
+        adjusted, order = statistics.holm(p), sorted(range(len(p)), key=p.__getitem__)
+        for level in (0.01, 0.05, 0.3):
+            rejected = []
+            for rank, i in enumerate(order):
+                if p[i] > level / (len(p) - rank):
+                    break
+                rejected.append(i)
+            assert {i for i, a in enumerate(adjusted) if a <= level} == set(rejected)
+
+
+def test_both_seed_and_text_are_in_the_interval():
+    """Losses with a random effect of the seed and of the stretch of text: the mean is covered."""
+    rng = np.random.default_rng(1)
+    n, parts, inside, alone = 4, 16, 0, 0
+    for _ in range(400):
+        seed, text = rng.normal(0, 0.02, (n, 1)), rng.normal(0, 0.2, (1, parts))
+        losses = 2.0 + seed + text + rng.normal(0, 0.02, (n, parts))
+        found = statistics.estimate(losses.mean(axis=1), parts=losses.tolist())
+        inside += found.low <= 2.0 <= found.high
+        seeds = statistics.estimate(losses.mean(axis=1))
+        alone += seeds.low <= 2.0 <= seeds.high
+    assert inside >= 0.93 * 400 > 0.75 * 400 > alone
+
+
+def test_what_the_text_does_to_both_sides_cancels():
+    rng = np.random.default_rng(2)
+    text = rng.normal(0, 0.5, 16)
+    sides = [{s: (2.0 + text + rng.normal(0, 1e-3, 16)).tolist() for s in range(4)}
+             for _ in range(2)]  # fmt: skip
+    means = [{s: float(np.mean(x)) for s, x in side.items()} for side in sides]
+    gap = statistics.paired(*means, parts=tuple(sides))
+    one = statistics.estimate(means[0].values(), parts=list(sides[0].values()))
+    assert gap.text_error < 1e-3 < 0.1 < one.text_error
+    assert statistics.paired(*means, parts=(sides[0], {})).text_error is None

@@ -229,7 +229,7 @@ def test_a_run_whose_text_is_gone_has_its_tokens_from_the_cache(workdir, tmp_pat
     monkeypatch.setenv("NORMJAX_CACHE", str(folder / "cache"))
     text = "to be or not to be, that is the question: " * 60
     corpus = TrainedRun(run).corpus
-    assert corpus.vocabulary.decode(corpus.validation) == text[int(len(text) * 0.9) :]
+    assert corpus.vocabulary.decode(corpus.held_out) == text[int(len(text) * 0.9) :]
     assert TrainedRun(run).windows(2).shape == (2, 7)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 

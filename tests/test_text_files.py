@@ -22,7 +22,7 @@ def test_a_folder_is_read_in_the_order_of_relative_paths(tmp_path):
     corpus = corpora.open_corpus(DataConfig(corpus=str(folder), window=8))
     order = ["a.TXT", "a/b/c.txt", "a/z.md", "b.txt"]
     text = "\n".join(f"<{name}>" + VERSE for name in order)
-    tokens = np.concatenate([corpus.train, corpus.validation])
+    tokens = np.concatenate([corpus.train, corpus.held_out])
     assert corpus.vocabulary.decode(tokens) == text
     assert corpus.name == "poems"
     assert "4 text files" in corpus.description

@@ -101,7 +101,7 @@ def verses(split: str) -> str:
 def test_a_tfds_set_with_splits(sets, tmp_path, config, held):
     corpus = corpora.open_corpus(DataConfig(corpus=f"tfds:normjax_verses/{config}"))
     assert corpus.vocabulary.decode(corpus.train) == verses("train")
-    assert corpus.vocabulary.decode(corpus.validation) == verses(held)
+    assert corpus.vocabulary.decode(corpus.held_out) == verses(held)
     assert f"normjax_verses/{config}/1.0.0" in corpus.description
     assert ("(not read: test)" in corpus.description) is (config == "both")
     prepared = tmp_path / "cache" / "tfds" / "normjax_verses" / config / "1.0.0"
@@ -125,12 +125,12 @@ def test_a_tfds_set_of_one_split_is_divided(sets):
     text = verses("train")
     n = int(len(text) * 0.8)
     assert corpus.vocabulary.decode(corpus.train) == text[:n]
-    assert corpus.vocabulary.decode(corpus.validation) == text[n:]
+    assert corpus.vocabulary.decode(corpus.held_out) == text[n:]
 
 
 def test_the_only_text_feature_is_taken(sets):
-    corpus = corpora.open_corpus(DataConfig(corpus="tfds:normjax_verses/titled", window=8))
-    tokens = np.concatenate([corpus.train, corpus.validation])
+    corpus = corpora.open_corpus(DataConfig(corpus="tfds:normjax_verses/titled", window=4))
+    tokens = np.concatenate([corpus.train, corpus.held_out])
     assert corpus.vocabulary.decode(tokens) == "\n".join(f"T{i}" for i in range(40))
 
 
@@ -151,7 +151,7 @@ def test_a_set_in_tfds_own_folder_is_found(sets, tmp_path, monkeypatch):
         )
     monkeypatch.setattr(sets[0], "_split_generators", None)
     corpus = corpora.open_corpus(DataConfig(corpus="tfds:normjax_verses/both"))
-    assert corpus.vocabulary.decode(corpus.validation) == verses("validation")
+    assert corpus.vocabulary.decode(corpus.held_out) == verses("validation")
     assert not (tmp_path / "cache" / "tfds").exists()
 
 
@@ -223,7 +223,7 @@ def test_a_downloaded_set_that_reads_with_tensorflow(sets, tmp_path, monkeypatch
 
     monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answer((VERSE * 20).encode()))
     corpus = corpora.open_corpus(DataConfig(corpus="tfds:normjax_downloaded/plain"))
-    tokens = np.concatenate([corpus.train, corpus.validation])
+    tokens = np.concatenate([corpus.train, corpus.held_out])
     assert corpus.vocabulary.decode(tokens) == VERSE * 20
     message = error(corpus="tfds:normjax_downloaded/tensors")
     assert "needs TensorFlow" in message

@@ -36,8 +36,8 @@ def test_cached_equals_uncached(tmp_path):
     for corpus in (second, blocked):
         assert corpus.vocabulary == first.vocabulary
         assert corpus.fingerprint == first.fingerprint
-        assert corpus.unigram_loss == first.unigram_loss
-        for part in ("train", "validation"):
+        assert corpus.references(8, 4) == first.references(8, 4)
+        for part in ("train", "held_out"):
             tokens = getattr(corpus, part)
             np.testing.assert_array_equal(tokens, getattr(first, part))
             assert tokens.dtype == np.uint8 and not tokens.flags.writeable
@@ -69,14 +69,14 @@ def spoil(path: Path, how: str) -> None:
 def test_a_damaged_entry_is_rebuilt(tmp_path, name, how):
     config = DataConfig(corpus=write(tmp_path / "t.txt"))
     first = corpora.open_corpus(config)
-    want = np.array(first.train), np.array(first.validation)
+    want = np.array(first.train), np.array(first.held_out)
     folder = entry_of(first, tmp_path)
     whole = {p.name: p.read_bytes() for p in folder.iterdir()}
     del first
     spoil(folder / name, how)
     again = corpora.open_corpus(config)
     np.testing.assert_array_equal(again.train, want[0])
-    np.testing.assert_array_equal(again.validation, want[1])
+    np.testing.assert_array_equal(again.held_out, want[1])
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == whole
     assert [p.name for p in (tmp_path / "cache").iterdir()] == [again.fingerprint]
 
@@ -191,7 +191,7 @@ def test_whatever_is_damaged_the_tokens_are_right(tmp_path, seeds):
         done = [damage(rng, tmp_path / "cache") for _ in range(int(rng.integers(1, 4)))]
         for config, text in zip(configs, texts, strict=True):
             corpus = corpora.open_corpus(config)
-            tokens = np.concatenate([corpus.train, corpus.validation])
+            tokens = np.concatenate([corpus.train, corpus.held_out])
             assert corpus.vocabulary.decode(tokens) == text, f"seed {seed}: {done}"
 
 
@@ -210,7 +210,7 @@ def test_tokens_are_found_by_fingerprint_wherever_the_text_is(tmp_path, monkeypa
     write(elsewhere / "t.txt", "another text " * 99)  # the same relative path leads to it
     found = corpora.open_by_fingerprint(config, first.fingerprint)
     np.testing.assert_array_equal(found.train, first.train)
-    np.testing.assert_array_equal(found.validation, first.validation)
+    np.testing.assert_array_equal(found.held_out, first.held_out)
     assert (found.name, found.vocabulary) == ("t.txt", first.vocabulary)
     monkeypatch.setenv("NORMJAX_CACHE", str(tmp_path / "empty"))
     with pytest.raises(UserError, match="is another text now, and its tokens are not in the cache"):
@@ -289,7 +289,7 @@ def test_same_tokens_in_every_process(tmp_path):
         from normjax.data import corpora, windows
         c = corpora.open_corpus(corpora.DataConfig(corpus={path!r}))
         b = windows.batch(c.train, 5, 17, 12, 64)
-        print(c.fingerprint, hashlib.sha256(b.tobytes() + bytes(c.validation)).hexdigest())
+        print(c.fingerprint, hashlib.sha256(b.tobytes() + bytes(c.held_out)).hexdigest())
     """
     outputs = {
         run(code, PYTHONHASHSEED=seed, NORMJAX_CACHE=str(tmp_path / folder), LC_ALL=locale)

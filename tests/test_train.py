@@ -456,7 +456,7 @@ def test_a_chunk_takes_as_many_steps_as_asked(faulty):
     assert chunk.traces == 1
 
 
-def test_evaluation_is_the_weighted_mean(initial):
+def test_evaluation_is_the_weighted_sum_of_each_batch(initial):
     params = initial(hyper()).params
     rng = np.random.default_rng(5)
     windows = random_windows(5, seed=6)
@@ -464,10 +464,11 @@ def test_evaluation_is_the_weighted_mean(initial):
     evaluate = Counted(partial(train.evaluate, MODEL))
     losses = np.stack([token_losses(params, w) for w in windows]).astype(np.float64)
     for count in (1, 3, 5):
-        expected = (losses[:count] * weights[:count]).sum() / weights[:count].sum()
-        assert float(evaluate(params, windows, weights, count)) == pytest.approx(expected, rel=1e-6)
+        expected = (losses * weights).sum(axis=(1, 2)) * (np.arange(5) < count)
+        found = evaluate(params, windows, weights, count)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert evaluate.traces == 1
-    assert float(evaluate(params, windows, 0 * weights, 5)) == 0
+    assert not evaluate(params, windows, 0 * weights, 5).any()
 
 
 def test_windows_of_weight_zero_do_not_count(faulty):
@@ -478,9 +479,9 @@ def test_windows_of_weight_zero_do_not_count(faulty):
     padded = windows.copy()
     padded[1, 2:] = 3
     evaluate = jax.jit(partial(train.evaluate, Faulty()))
-    one, other = (float(evaluate(params, w, weights, 2)) for w in (windows, padded))
-    assert one == other
-    assert one != float(evaluate(params, windows, np.ones_like(weights), 2))
+    one, other = (np.asarray(evaluate(params, w, weights, 2)) for w in (windows, padded))
+    assert (one == other).all()
+    assert (one != evaluate(params, windows, np.ones_like(weights), 2)).any()
 
 
 # --- configuration --------------------------------------------------------------------------------

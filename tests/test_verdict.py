@@ -66,7 +66,7 @@ def test_a_healthy_run_is_called_so():
         assert (found.state, found.events) == ("well behaved", ())
         # Samples do not tell what a part does at all steps, nor a loss without references.
         assert found.sentence.startswith("Well behaved. Not judged: written / stream (every step)")
-        assert "whether it learned (the unigram loss of the validation text)" in found.unjudged
+        assert "whether it learned (the unigram loss of the test text)" in found.unjudged
 
 
 # fault: (diagnostic, index, value, since, expected step, layer, sub-layer, head, factor)
@@ -255,6 +255,8 @@ def folder(path, samples=(), state="done", losses=(), **status):
         {"step": step, "train/loss": loss, "validation/loss": loss, "gradient/norm": norm,
          "update/skipped": skipped} for step, loss, norm, skipped in losses
     ]  # fmt: skip
+    if lines:
+        lines[-1]["test/loss"] = lines[-1]["validation/loss"]
     config = {"model": {"attention": "softmax", "mlp": "gelu"}, "train": {"warmup_steps": 2}}
     run_folders.write(path, lines, record=config, samples=samples, state=state, **status)
     return path

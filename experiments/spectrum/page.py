@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -256,6 +257,29 @@ def _of_radial(survey: Survey) -> str:
     return text.strip()
 
 
+@functools.cache
+def chance_level(size: int, draws: int = 200) -> float:
+    """Return the distance to its law below which 95 % of random matrices of a size stay.
+
+    Kolmogorov-Smirnov's distance of the singular values of an (n, n) matrix with independent normal
+    entries of variance 1/n to the quarter circle, ``F(s) = (s sqrt(4 - s^2) / 2 + 2 asin(s / 2)) /
+    pi``. Singular values repel each other, so it is far below the 1.36 / sqrt(n) of independent
+    numbers. Sequences share the weights, so more of them are no more matrices.
+
+    >>> 0 < chance_level(64) < 0.5 * 1.36 / 8
+    True
+    """
+    rng = np.random.default_rng(0)
+    ranks = np.arange(size + 1) / size
+    found = []
+    for _ in range(draws):
+        matrix = rng.normal(size=(size, size)) / math.sqrt(size)
+        s = np.minimum(np.sort(np.linalg.svd(matrix, compute_uv=False)), 2.0)
+        law = (s * np.sqrt(4 - s**2) / 2 + 2 * np.arcsin(s / 2)) / math.pi
+        found.append(max(np.abs(ranks[1:] - law).max(), np.abs(ranks[:-1] - law).max()))
+    return float(np.quantile(found, 0.95))
+
+
 def _of_theory(survey: Survey) -> str:
     known, silent = {}, []
     for name, points in _initial(survey).items():
@@ -264,7 +288,7 @@ def _of_theory(survey: Survey) -> str:
             silent.append(name)
         else:
             first = next(p for p in points if p.law("stack") is not None)
-            known[name] = (law[0]["distance"], 1.36 / math.sqrt(first.log_deflated().size))
+            known[name] = (law[0]["distance"], chance_level(first.log_deflated().shape[-1]))
     if not known:
         return ""
     inside = [name for name, (distance, level) in known.items() if distance <= level]
@@ -273,7 +297,8 @@ def _of_theory(survey: Survey) -> str:
     text = (
         "Random-matrix theory, from the weights and the size of the embedding alone, gives the"
         f" stack's spectrum for {listed(inside) or 'none of them'}: the largest difference of the"
-        f" two distribution functions stays below {level:.3f}, what chance makes of so many values."
+        f" two distribution functions stays below {level:.3f}, what 95 % of single matrices of this"
+        " size with independent normal entries have to their own law."
     )
     if outside:
         text += f" It is farther off for {listed(outside)}."

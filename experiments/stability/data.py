@@ -52,9 +52,12 @@ class Trial:
       rate: peak learning rate.
       seed: of the run.
       outcome: TRAINS, IS_STUCK, DIVERGES or OPEN.
-      loss: final validation loss; infinite where it diverged, None where it is not finished.
+      loss: final test loss; infinite where it diverged, None where it is not finished.
+      choice: final validation loss, by which rates are chosen; likewise.
       start: validation loss at initialization.
       folder: of the run.
+      others: its weight decay and initial scale.
+      parts: its loss over stretches of the test text.
       verdict: on its diagnostics as it lies in the folder, empty without one.
     """
 
@@ -63,9 +66,12 @@ class Trial:
     seed: int
     outcome: str
     loss: float | None
+    choice: float | None
     start: float | None
     folder: Path
     verdict: dict[str, Any] = field(default_factory=dict)
+    others: tuple[float, float] = (0.0, 1.0)
+    parts: tuple[float, ...] = ()
 
     @property
     def state(self) -> str:
@@ -75,18 +81,34 @@ class Trial:
 
 @dataclass(frozen=True)
 class MapCell:
-    """All seeds of one place and rate."""
+    """All seeds of one place and rate, and of one weight decay and initial scale."""
 
     place: Place
     rate: float
     trials: tuple[Trial, ...]
 
     @property
+    def _ended(self) -> list[Trial]:
+        return [t for t in self.trials if t.loss is not None and math.isfinite(t.loss)]
+
+    @property
     def loss(self) -> Estimate:
         """Mean final loss of the runs that did not diverge, with its interval."""
-        return statistics.estimate(
-            t.loss for t in self.trials if t.loss is not None and math.isfinite(t.loss)
-        )
+        return statistics.estimate(t.loss for t in self._ended if t.loss is not None)
+
+    @property
+    def standing(self) -> tuple[bool, int, float]:
+        """What the best cell is chosen by, less is better: unknown, diverged, validation loss."""
+        known = [t.choice for t in self._ended if t.choice is not None]
+        mean = math.fsum(known) / len(known) if known else math.inf
+        return bool(self.count(OPEN)), self.count(DIVERGES), mean
+
+    def above(self, other: MapCell) -> Estimate:
+        """Return what its losses lie above those of another cell, paired by seed and text."""
+        sides = [{t.seed: t.loss for t in cell._ended if t.loss is not None}
+                 for cell in (self, other)]  # fmt: skip
+        parts = [{t.seed: t.parts for t in cell._ended} for cell in (self, other)]
+        return statistics.paired(sides[0], sides[1], parts=(parts[0], parts[1]))
 
     def count(self, outcome: str) -> int:
         """Number of runs with an outcome."""
@@ -136,15 +158,21 @@ class Stability:
         return palette.looks(self.series, self.series[0], own)
 
     @cached_property
-    def _runs(self) -> dict[tuple[Place, float], list[Trial]]:
-        groups: dict[tuple[Place, float], list[Trial]] = {}
+    def _runs(self) -> dict[tuple[Place, float], dict[tuple[float, float], list[Trial]]]:
+        groups: dict[tuple[Place, float], dict[tuple[float, float], list[Trial]]] = {}
         for trial in self.trials:
-            groups.setdefault((trial.place, trial.rate), []).append(trial)
+            own = groups.setdefault((trial.place, trial.rate), {})
+            own.setdefault(trial.others, []).append(trial)
         return groups
 
     def cell(self, place: Place, rate: float) -> MapCell:
-        """Return the runs of one place and rate."""
-        return MapCell(place, rate, tuple(self._runs.get((place, rate), ())))
+        """Return the runs of one place and rate.
+
+        Where several weight decays or initial scales were tried, those of the best are returned.
+        """
+        every = self._runs.get((place, rate), {}).values()
+        cells = [MapCell(place, rate, tuple(trials)) for trials in every]
+        return min(cells, key=lambda c: c.standing, default=MapCell(place, rate, ()))
 
     def cells(self, *places: Place) -> list[MapCell]:
         """Return the cells of places that have runs, by learning rate."""
@@ -152,12 +180,16 @@ class Stability:
         return [cell for cell in found if cell.trials]
 
     def best(self, place: Place) -> MapCell | None:
-        """Return the cell with the lowest mean loss among those none of whose runs diverged."""
+        """Return the best cell by validation loss among those none of whose runs diverged."""
+        return self.best_of([place])
+
+    def best_of(self, places: Sequence[Place]) -> MapCell | None:
+        """Return the best cell of several places; None where every one has a diverged run."""
         whole = [
-            c for c in self.cells(place)
+            c for c in self.cells(*places)
             if c.loss.mean is not None and not c.count(DIVERGES) and not c.count(OPEN)
         ]  # fmt: skip
-        return min(whole, key=lambda c: c.loss.mean or math.inf, default=None)
+        return min(whole, key=lambda c: c.standing, default=None)
 
     def sensitivity(self, place: Place) -> Estimate:
         """Return the learning-rate sensitivity of a place, over seeds.
@@ -167,8 +199,8 @@ class Stability:
         (Wortsman et al. 2023, arXiv 2309.14322, section 2.2). The rates of the grid count alike.
         """
         own: dict[int, list[float]] = {}
-        for trial in self.trials:
-            if trial.place == place and trial.loss is not None and trial.start is not None:
+        for trial in (t for cell in self.cells(place) for t in cell.trials):
+            if trial.loss is not None and trial.start is not None:
                 own.setdefault(trial.seed, []).append(min(trial.loss, trial.start))
         return statistics.estimate(
             math.fsum(losses) / len(losses) - min(losses)
@@ -226,7 +258,11 @@ def _trial(results: Results, run: RunResult, place: Place, unigram: float | None
     else:
         outcome = IS_STUCK if unigram is not None and loss > unigram - STUCK else TRAINS
     said = verdict.read(folder)
-    return Trial(place, run.rates.learning_rate, run.seed, outcome, loss, start, folder, said)
+    others = (run.rates.weight_decay, run.rates.init_scale)
+    return Trial(
+        place, run.rates.learning_rate, run.seed, outcome, loss, run.choice_loss, start, folder,
+        said, others, run.parts,
+    )  # fmt: skip
 
 
 # --- what predicts the outcome ----------------------------------------------------------------

@@ -13,12 +13,14 @@ Command: python launch.py --experiment=stability                   the whole map
 Cost:    default 5 minutes on two cores, nothing precompiled, four autopsies included.
          full: not run, hours by --dry_run.
 
-Result (default, 160 runs of 100 steps on the plays): removing the residual path costs 0.51 nats at
-2 blocks and at 6, each variant at its best rate and warm-up; removing every norm costs -0.02 and
-+0.01, but only 3 of 10 cells of rate and warm-up train then at either depth, against 6 and 7 with
-pre-norm, and only without norms do runs diverge. Post-norm ends 0.01 and 0.22 nats behind pre-norm.
-The early diagnostic that orders the outcomes best is the smallest cosine of branch and stream in
-the first 1 % of steps, rank correlation -0.38 (-0.55 to -0.18): none of them tells much here.
+Result (version 0.2.0, default, 160 runs of 100 steps on the plays; since then losses are of other
+text, the best cells are chosen on validation text, and differences have intervals): removing the
+residual path costs 0.51 nats at 2 blocks and at 6, each variant at its best rate and warm-up;
+removing every norm costs -0.02 and +0.01, but only 3 of 10 cells of rate and warm-up train then at
+either depth, against 6 and 7 with pre-norm, and only without norms do runs diverge. Post-norm ends
+0.01 and 0.22 nats behind pre-norm. The early diagnostic that orders the outcomes best is the
+smallest cosine of branch and stream in the first 1 % of steps, rank correlation -0.38 (-0.55 to
+-0.18): none of them tells much here.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def region(stability: Stability) -> Figure | None:
         ScalarMappable(shade, COLOURS), ax=grid.ravel().tolist(), location="top", shrink=0.5,
         aspect=40, pad=0.04,
     )  # fmt: skip
-    bar.set_label(f"final validation loss (nats per {stability.results.unit})", size=8.5)
+    bar.set_label(f"final test loss (nats per {stability.results.unit})", size=8.5)
     return drawing.figure(
         "stability_map", "Where each placement trains",
         "Mean final loss over seeds by depth and peak learning rate; bright is good. D: runs that "
@@ -148,7 +148,7 @@ def curves(stability: Stability) -> Figure | None:
         for row, c in zip(rows, cells, strict=True)
     ), lambda row: (row["warmup"], row["depth"]))  # fmt: skip
     unigram, losses = stability.results.reference("unigram"), [c.loss.mean or 0.0 for c in cells]
-    label = f"final validation loss (nats per {stability.results.unit})"
+    label = f"final test loss (nats per {stability.results.unit})"
     canvas = pictures.lines(
         [Panel(drawn.get((w, d), []), f"{counted(d, 'block')}, {in_words(w)}")
          for w in warmups for d in depths],

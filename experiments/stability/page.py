@@ -19,6 +19,7 @@ from experiments.stability.data import (
     PRE,
     STUCK,
     TRAINS,
+    MapCell,
     Place,
     Predictor,
     Stability,
@@ -28,8 +29,9 @@ from normjax.diagnostics import verdict
 from normjax.reporting import html, report
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import Page, Section, details, muted
+from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import Column, Table, dotted, interval, number, stacked, tag, view
-from normjax.reporting.wording import counted, listed
+from normjax.reporting.wording import change, counted, listed
 
 CELLS = Table([
     *(Column(name, lambda c, name=name: getattr(c.place, name)) for name in Place._fields),
@@ -183,44 +185,57 @@ def _open(stability: Stability) -> str:
     return f"{waiting} of {len(stability.trials)} runs are not finished: what follows may change."
 
 
-def _best_loss(stability: Stability, series: str, depth: int) -> float | None:
-    """Return the lowest mean loss of a placement at a depth over rates and warm-ups."""
-    cells = [stability.best(Place(series, depth, w)) for w in stability.values("warmup")]
-    losses = [c.loss.mean for c in cells if c is not None and c.loss.mean is not None]
-    return min(losses, default=None)
+def _best(stability: Stability, series: str, depth: int) -> MapCell | None:
+    """Return the best cell of a placement at a depth over rates and warm-ups."""
+    warmups = stability.values("warmup")
+    return stability.best_of([Place(series, depth, w) for w in warmups])
 
 
-def _gap(stability: Stability, series: str, depth: int) -> float | None:
-    own, base = _best_loss(stability, series, depth), _best_loss(stability, PRE, depth)
-    return None if own is None or base is None else own - base
+def _gap(stability: Stability, series: str, depth: int, base: str = PRE) -> Estimate:
+    """Return what a placement's loss lies above another's, each at its best, paired by seed."""
+    own, other = _best(stability, series, depth), _best(stability, base, depth)
+    return Estimate(0) if own is None or other is None else own.above(other)
 
 
-def _signed(value: float | None) -> str:
-    return "no rate works" if value is None else number(value, True, 2)
+def _worse(cell: MapCell | None, other: MapCell | None) -> bool | None:
+    """Whether a best cell is worse than another; None where that is not decided.
+
+    Where no rate is without a diverged run, there is none, and that is worse than any loss.
+    """
+    if cell is None or other is None:
+        return None if cell is other else cell is None
+    gap = cell.above(other)
+    return (gap.mean or 0) > 0 if gap.excludes_zero else None
+
+
+def _signed(gap: Estimate) -> str:
+    if gap.mean is None:
+        return "no rate without a diverged run"
+    return change(gap) + ("" if gap.low is not None else " (no interval)")
 
 
 def _residual_or_norm(stability: Stability) -> str:
     if not {PRE, BARE, NO_RESIDUAL} <= set(stability.series):
         return ""
-    parts, more, less = [], [], []
+    parts, more, less, unsure = [], [], [], []
     for depth in stability.values("depth"):
         residual = _gap(stability, NO_RESIDUAL, depth)
         norm = _gap(stability, BARE, depth)
         parts.append(f"{counted(depth, 'block')} {_signed(residual)} and {_signed(norm)}")
-        if norm is not None:
-            (more if residual is None or residual > norm else less).append(str(depth))
-    text = (
+        worse = _worse(*(_best(stability, name, depth) for name in (NO_RESIDUAL, BARE)))
+        (unsure if worse is None else more if worse else less).append(str(depth))
+    said = [
         "Removing the residual path and removing every norm, each at its own best rate and warm-up,"
         f" cost against pre-norm, in nats: {listed(parts)}."
-    )
-    if more and not less:
-        return text + " The residual path matters more at every depth here."
-    if more:
-        noun = "block" if more == ["1"] else "blocks"
-        return text + (
-            f" The residual path matters more at {listed(more)} {noun} and not at {listed(less)}."
-        )
-    return text + " The residual path does not matter more at any depth here."
+    ]
+    for which, words in (
+        (more, "The residual path matters more at"), (less, "The norms matter more at"),
+        (unsure, "Which matters more is not decided at"),
+    ):  # fmt: skip
+        if which:
+            noun = "block" if which == ["1"] else "blocks"
+            said.append(f"{words} {listed(which)} {noun}.")
+    return " ".join(said)
 
 
 def _share(stability: Stability, series: str, depth: int) -> tuple[int, int]:
@@ -236,18 +251,25 @@ def _without_norm(stability: Stability) -> str:
         own, base = _share(stability, BARE, depth), _share(stability, PRE, depth)
         parts.append(f"{counted(depth, 'block')} {own[0]} of {own[1]} (pre-norm {base[0]})")
     shallow = stability.values("depth")[0]
-    gap = _gap(stability, BARE, shallow)
+    gap, base = _gap(stability, BARE, shallow), _best(stability, PRE, shallow)
     text = (
         "Without any norm a decoder trains in these numbers of cells of rate and warm-up:"
         f" {listed(parts)}."
     )
-    if gap is None:
+    unigram = stability.results.reference("unigram")
+    if gap.mean is None or base is None or base.loss.mean is None:
         return text
-    word = "is not catastrophic" if gap < 0.5 else "is catastrophic even"
-    return text + (
+    text += (
         f" At {counted(shallow, 'block')} and its best rate it ends {_signed(gap)} nats from"
-        f" pre-norm: removing the norms {word} in a shallow model."
+        " pre-norm"
     )
+    if unigram is not None and unigram > base.loss.mean:
+        share = gap.mean / (unigram - base.loss.mean)
+        text += (
+            f": {share:.0%} of the way to the unigram loss, at which a decoder has learned nothing"
+            " of order"
+        )
+    return f"{text}."
 
 
 def _pre_or_post(stability: Stability) -> str:

@@ -1,4 +1,4 @@
-"""Corpora: a text as two arrays of tokens, training and validation.
+"""Corpora: a text as arrays of tokens: training, and held out in two halves, validation and test.
 
 The text is that of the plays of Shakespeare (``plays``), of a text file or a folder of them, or of
 a TFDS set (``tfds:NAME``). The arrays are cached and read back as memory maps. In place of a text
@@ -8,7 +8,6 @@ there may be a synthetic task (``task:NAME``), which training draws from in the 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import math
 import os
@@ -78,7 +77,8 @@ class Corpus:
       description: one sentence with the split rule.
       vocabulary: between text and tokens.
       train: (N,) unsigned integers, read-only.
-      validation: (M,) of the same type, read-only.
+      held_out: (M,) of the same type, read-only: never trained on. Its first half is the validation
+        part, by which anything is chosen; its second half the test part, on which it is reported.
       fingerprint: SHA-256 of content, split rule, vocabulary and code format, in hex.
       files: what became of every entry of a folder; None where the text is none.
     """
@@ -87,7 +87,7 @@ class Corpus:
     description: str
     vocabulary: Vocabulary
     train: np.ndarray
-    validation: np.ndarray
+    held_out: np.ndarray
     fingerprint: str
     files: Account | None = None
 
@@ -101,19 +101,40 @@ class Corpus:
         """Nats per token of a model that knows nothing: log V."""
         return math.log(self.vocabulary_size)
 
-    @functools.cached_property
-    def unigram_loss(self) -> float:
-        """Nats per validation token of a model that knows only how frequent tokens are.
+    def part(self, name: str) -> np.ndarray:
+        """Return the tokens of a held-out part, "validation" or "test"."""
+        half = len(self.held_out) // 2
+        return {"validation": self.held_out[:half], "test": self.held_out[half:]}[name]
 
-        ``-sum_v m_v log((n_v + 1) / (N + V)) / M`` with counts n in training and m in validation.
+    def references(self, window: int, count: int) -> dict[str, float]:
+        """Return the losses of models that only count, on the windows of the final evaluation.
+
+        unigram: how frequent tokens are, ``p(v) = (n_v + 1) / (N + V)`` with counts n in training.
+        bigram: which token follows which, ``p(v | u) = (n_uv + p(v)) / (n_u + 1)``.
+
+        Args:
+          window: T.
+          count: windows of the test part, 0 for all.
+
+        Returns:
+          {"unigram": nats per token, "bigram": nats per token}.
         """
-        n, m = (_counts(x, self.vocabulary_size) for x in (self.train, self.validation))
-        return float(-(m * np.log((n + 1) / (n.sum() + len(n)))).sum() / m.sum())
+        n = _counts(self.train, self.vocabulary_size)
+        unigram = (n + 1) / (n.sum() + len(n))
+        windows, weights = self.evaluation_set(window, count, "test")
+        kept = weights > 0
+        before, after = windows[:, :-1][kept], windows[:, 1:][kept]
+        pairs = _pair_counts(self.train, self.vocabulary_size, before, after)
+        starts = n - (np.arange(len(n)) == self.train[-1])  # the last token has no successor
+        bigram = (pairs + unigram[after]) / (starts[before] + 1)
+        return {"unigram": float(-np.log(unigram[after]).mean()),
+                "bigram": float(-np.log(bigram).mean())}  # fmt: skip
 
     @property
     def extent(self) -> str:
         """How much there is to train and to evaluate on, in words."""
-        return f"{len(self.train):,} training and {len(self.validation):,} validation tokens"
+        parts = [f"{len(self.part(name)):,} {name}" for name in PARTS]
+        return f"{len(self.train):,} training, {' and '.join(parts)} tokens"
 
     def training_batches(
         self, seed: int, first: int, count: int, size: int, window: int
@@ -121,15 +142,17 @@ class Corpus:
         """Return the windows of ``count`` steps from ``first`` on: (count, B, T + 1) int32."""
         return batches(self.train, seed, first, count, size, window)
 
-    def evaluation_set(self, window: int, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def evaluation_set(
+        self, window: int, count: int = 0, part: str = "validation"
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return fixed windows (W, T + 1) int32 and weights (W, T) float32; count 0: all."""
-        return evaluation_windows(self.validation, window, count)
+        return evaluation_windows(self.part(part), window, count)
 
-    def evaluation_words(self, count: int) -> str:
+    def evaluation_words(self, count: int, part: str) -> str:
         """Say what :meth:`evaluation_set` is, in words."""
-        return "non-overlapping windows, " + (
-            "evenly spaced over the validation part" if count else "the whole validation part"
-        )
+        half = "second" if part == "test" else "first"
+        spread = "evenly spaced over" if count else "all of"
+        return f"non-overlapping windows, {spread} the {part} part (the {half} half held out)"
 
     def target_weights(self, window: int) -> np.ndarray | None:
         """Return the weights of target positions in training: None, all count."""
@@ -140,9 +163,8 @@ class Corpus:
         return {
             "name": self.name, "description": self.description,
             "vocabulary": self.vocabulary.kind, "vocabulary_size": self.vocabulary_size,
-            "train_tokens": len(self.train), "validation_tokens": len(self.validation),
-            "fingerprint": self.fingerprint,
-            "unigram_loss": self.unigram_loss, "uniform_loss": self.uniform_loss,
+            "train_tokens": len(self.train), "held_out_tokens": len(self.held_out),
+            "fingerprint": self.fingerprint, "uniform_loss": self.uniform_loss,
             **({} if self.files is None else {"files": self.files.record()}),
         }  # fmt: skip
 
@@ -150,6 +172,9 @@ class Corpus:
         """Return None: a text is no task."""
         return None
 
+
+PARTS = ("validation", "test")
+"""The held-out parts: to choose by, and to report on."""
 
 AnyCorpus = Corpus | TaskCorpus
 """What training draws from: a text or a synthetic task."""
@@ -159,6 +184,21 @@ def _counts(tokens: np.ndarray, size: int, chunk: int = 1 << 22) -> np.ndarray:
     """Return how often each token occurs; in pieces, because bincount widens to 64 bits."""
     pieces = (tokens[i : i + chunk] for i in range(0, len(tokens), chunk))
     return sum((np.bincount(p, minlength=size) for p in pieces), np.zeros(size, np.int64))
+
+
+def _pair_counts(
+    tokens: np.ndarray, size: int, before: np.ndarray, after: np.ndarray, chunk: int = 1 << 22
+) -> np.ndarray:
+    """Return how often each pair (before, after) follows one another in the tokens."""
+    wanted, places = np.unique(before.astype(np.int64) * size + after, return_inverse=True)
+    found = np.zeros(len(wanted), np.int64)
+    for i in range(0, len(tokens) - 1, chunk):
+        piece = tokens[i : i + chunk + 1].astype(np.int64)
+        codes, counts = np.unique(piece[:-1] * size + piece[1:], return_counts=True)
+        at = np.searchsorted(wanted, codes)
+        hit = wanted[np.minimum(at, len(wanted) - 1)] == codes
+        found[at[hit]] += counts[hit]
+    return found[places]
 
 
 class Source(NamedTuple):
@@ -394,11 +434,12 @@ def _encode(kind: str, train: str, validation: str) -> token_cache.CacheEntry:
 
 
 def _check_lengths(config: DataConfig, entry: token_cache.CacheEntry) -> None:
-    for part, tokens in (("training", entry.train), ("validation", entry.validation)):
-        if len(tokens) < config.window + 1:
+    halves = len(entry.held_out) // 2
+    for part, tokens in (("training", len(entry.train)), ("validation", halves)):
+        if tokens < config.window + 1:
             raise UserError(
                 f"data.window={config.window}: the {part} part of {printable(config.corpus)} has "
-                f"{len(tokens)} tokens and a window needs {config.window + 1}; pass a longer text, "
+                f"{tokens} tokens and a window needs {config.window + 1}; pass a longer text, "
                 "a smaller --config.data.window or another --config.data.validation_fraction"
             )
 

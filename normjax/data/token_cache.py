@@ -25,7 +25,7 @@ from normjax.regular_files import Unread
 
 FORMAT = 1  # of tokens and cache: raise it when the same text would give other tokens
 META_BYTES = 1 << 24  # of meta.json: a vocabulary of all characters takes 13 MB
-_PARTS = ("train", "validation")
+_PARTS = ("train", "validation")  # as files of an entry, in its order
 
 
 class CacheEntry(NamedTuple):
@@ -33,7 +33,7 @@ class CacheEntry(NamedTuple):
 
     vocabulary: Vocabulary
     train: np.ndarray
-    validation: np.ndarray
+    held_out: np.ndarray
 
 
 def fingerprint(vocabulary: str, identity: str) -> str:
@@ -107,8 +107,8 @@ def write(folder: Path, entry: CacheEntry) -> CacheEntry:
     try:
         if cache_folder.make(folder.parent):
             aside = scratch.make(folder.parent)  # for this user alone, as mkdtemp makes it
-            for part in _PARTS:
-                np.save(aside / f"{part}.npy", getattr(entry, part), allow_pickle=False)
+            for part, tokens in zip(_PARTS, (entry.train, entry.held_out), strict=True):
+                np.save(aside / f"{part}.npy", tokens, allow_pickle=False)
             meta = _meta(aside, folder.name, entry.vocabulary)
             text = json.dumps(meta | {"checksum": _sha256(_canonical(meta))})
             (aside / "meta.json").write_text(text)
@@ -132,7 +132,7 @@ def write(folder: Path, entry: CacheEntry) -> CacheEntry:
 
 def kept(entry: CacheEntry) -> CacheEntry:
     """Return an entry that is held in memory only, read-only like a stored one."""
-    entry.train.flags.writeable = entry.validation.flags.writeable = False
+    entry.train.flags.writeable = entry.held_out.flags.writeable = False
     return entry
 
 

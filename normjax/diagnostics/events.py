@@ -263,7 +263,7 @@ def over_steps(
         factor=_factor(float(ratios[column]), band), limit=band.high if is_over else band.low,
         against=band.against, places=len(columns), of=len(low),
         largest=max((_factor(float(r), band) or 0.0 for r in ratios[columns]), default=0.0) or None,
-        below=not is_over, undated=row > 0 and not band.always, reason=band.reason,
+        below=not is_over, undated=bool(row > 0) and not band.always, reason=band.reason,
     )]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from normjax.runs import files
 from normjax.runs.run_folder import RunFolder
 
 METRICS = {"train/loss": "loss of the training batches", "validation/loss": "validation loss",
-           "gradient/norm": "gradient norm"}  # fmt: skip
+           "test/loss": "test loss", "gradient/norm": "gradient norm"}  # fmt: skip
 
 NO_COUNTS = (np.zeros(0, int), np.zeros(0, int))
 

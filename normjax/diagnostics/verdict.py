@@ -6,7 +6,7 @@ The first that holds:
 
 - **diverged**: the run ended so (its manifest says so), or without a finite loss;
 - **unstable**: loss or gradient norm jumped, or something was not finite;
-- **not learning**: the final loss is not below the unigram loss of the validation text, by a
+- **not learning**: the final loss is not below the unigram loss of the test text, by a
   margin, and nothing shows that more steps would help;
 - **too slow**: the same, but the loss was still falling;
 - **drifting**: a diagnostic was outside its band, at any step;
@@ -164,7 +164,8 @@ def _events(found: Evidence, config: VerdictConfig) -> tuple[list[Event], list[s
         "gradient/norm": config.gradient_spike,
     }  # fmt: skip
     for series in found.metrics.values():
-        out += events.spikes(series, wanted[series.name])
+        if series.name in wanted:
+            out += events.spikes(series, wanted[series.name])
     learned, missing = _learning(found, config)
     return out + learned, unjudged + missing
 
@@ -194,21 +195,21 @@ def _departed(band: Band, found: Evidence) -> list[Event] | None:
 def _learning(found: Evidence, config: VerdictConfig) -> tuple[list[Event], list[str]]:
     """Return whether the final loss shows that anything was learned, and what is missing for that.
 
-    Learned is less than unigram - margin. What is not may need more steps: the second half of the
-    evaluations before the last has a part of the whole fall, and the loss only fell.
+    Learned is less than unigram - margin, both of the test text. What is not may need more steps:
+    the second half of the evaluations has a part of the whole fall, and the loss only fell.
     """
     losses, unigram = found.metrics.get("validation/loss"), found.references.get("unigram")
+    tested = found.metrics.get("test/loss")
     if found.state == "diverged":
         return [], []
     if unigram is None:
-        return [], ["whether it learned (the unigram loss of the validation text)"]
-    if losses is None or not found.steps or losses.steps[-1] != found.steps:
+        return [], ["whether it learned (the unigram loss of the test text)"]
+    if losses is None or tested is None or tested.steps[-1] != found.steps:
         return [], ["whether it learned (a last evaluation)"]
-    values, bound = losses.flat[:, 0], unigram - config.margin
-    last = float(values[-1])
+    between, bound = losses.flat[:, 0], unigram - config.margin
+    last = float(tested.flat[-1, 0])
     if not last > bound:
         return [], []
-    between = values[:-1]  # of other windows than the last
     if len(between) < 3 or not np.isfinite(between).all():
         kind, missing = NOT_LEARNING, ["whether more steps would help (three evaluations)"]
     else:
@@ -217,7 +218,7 @@ def _learning(found: Evidence, config: VerdictConfig) -> tuple[list[Event], list
         kind, missing = TOO_SLOW if falls else NOT_LEARNING, []
     reason = "the loss was still falling" if kind == TOO_SLOW else "the loss had stopped falling"
     return [Event(
-        kind, "validation/loss", found.steps, value=last, limit=bound,
+        kind, "test/loss", found.steps, value=last, limit=bound,
         reason="" if missing else reason,
     )], missing  # fmt: skip
 

@@ -13,7 +13,8 @@ Two forms, as text or JSON::
     {"losses": {"full": [2.1, 1.9, 2.3], "no-norm": 2.6}, "level": 95}
 
 Names on one line joined by ``=`` are equal. An interval is meant to hold the mean of the measured
-losses with the probability ``level``, 80 % unless said.
+losses with the probability ``level``, 80 % unless said, from its (100 - level)/2 % quantile to the
+one as far from the other end: alpha = 1 - level/100 is what it is scored with.
 """
 
 from __future__ import annotations

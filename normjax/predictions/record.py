@@ -1,13 +1,23 @@
 """A prediction in a workdir: stored once, before the first step, with its time and its hash.
 
 ``prediction.json`` holds what was expected, when it was stored, how many steps the workdir's runs
-had taken then, and the SHA-256 of the grid that it is about. It is sealed, and its seal is written
-into ``grid.json`` too. A record that was edited, replaced, removed or added later is noticed;
-whoever edits both files with care is not.
+had taken then, the SHA-256 of the grid that it is about, what that grid was to run, and 16 random
+bytes. It is sealed, and its seal is written into ``grid.json`` too. The seeds of the runs that it
+is scored by are drawn from the seal: runs from before it have others, but for one chance in 10^9,
+and so has another prediction, or the same one in another workdir.
+
+A record that was edited, replaced, removed or added later is noticed, and so are runs with other
+seeds or that had begun before it was stored, by the clock of the machine. What is not noticed:
+
+- whoever writes the sealed files or this program anew with care, or sets the clock;
+- several predictions in several workdirs, or one workdir deleted after another, of which the best
+  is shown. Runs of the seeds drawn, trained anywhere once they are known, tell which;
+- what was known before: other seeds of the same grid tell nearly everything about these.
 """
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +26,21 @@ from typing import Any
 from normjax.errors import UserError
 from normjax.predictions.prediction import Prediction, from_json, to_json
 from normjax.runs import files
-from normjax.runs.run_folder import RunFolder
+from normjax.runs.run_folder import TUNING, RunFolder, run_folder
 
-FORMAT = 2
+FORMAT = 3
 FILE = "prediction.json"
+FIRST, LAST = 2**20, 2**31 - 1 - 10_000
+"""The first of the seeds drawn: above those of tuning, and the most seeds of a grid still fit."""
+_SHAPE = {"stored": str, "grid_sha256": str, "planned": {"arms": [str], "seeds": int}}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a grid is to run when a prediction of it is stored: its variants, seeds for each."""
+
+    arms: tuple[str, ...]
+    seeds: int
 
 
 @dataclass(frozen=True)
@@ -33,12 +54,37 @@ class Stored:
     record: dict[str, Any]
     problem: str = ""
 
+    @property
+    def planned(self) -> Planned:
+        """What the grid was to run when it was stored."""
+        planned = self.record["planned"]
+        return Planned(tuple(planned["arms"]), planned["seeds"])
+
+
+def first_seed(seal: str) -> int:
+    """Return the first of the seeds that a prediction's runs have; the others follow it.
+
+    >>> first_seed("a") == first_seed("a") != first_seed("b")
+    True
+    """
+    drawn = int(files.sha256(files.canonical({"first seed of": seal})), 16)
+    return FIRST + drawn % (LAST - FIRST + 1)
+
+
+def seal_of(workdir: Path) -> str | None:
+    """Return the seal of the prediction that a workdir's grid goes on with, None without one."""
+    path, known = workdir / FILE, _registered(workdir)
+    if known is None and path.exists() and not steps_taken(workdir):
+        stored = _read(path)  # a kill came between the two files
+        known = None if stored.problem else stored.record["seal"]
+    return known
+
 
 def steps_taken(workdir: Path) -> int:
     """Return the furthest step that any run of a workdir has taken, by any trace of it."""
     most = 0
-    runs = workdir / "runs"
-    for folder in runs.iterdir() if runs.is_dir() else ():
+    folders = [*workdir.glob("runs/*"), *workdir.glob("*/runs/*")]
+    for folder in folders:
         run = RunFolder(folder)
         most = max([most, run.value("step") or 0, *(line["step"] for line in run.metrics())])
         for saved in (*folder.glob("checkpoints/*"), *folder.glob("quarantine/*")):
@@ -88,26 +134,22 @@ def check(workdir: Path, argument: str, prediction: Prediction | None, grid: str
 
 
 def settle(
-    workdir: Path, argument: str, prediction: Prediction | None, grid: str
-) -> dict[str, str] | None:
+    workdir: Path, argument: str, prediction: Prediction | None, grid: str, planned: Planned
+) -> dict[str, Any] | None:
     """Store a prediction unless it is; return what grid.json says of the one that is stored.
 
     Without a prediction, what was stored earlier stays. To be called with the workdir's lock held,
-    before the first step.
+    before the first step, and before the seeds of the runs are settled.
 
     Raises:
       UserError: as :func:`check`.
     """
-    path = workdir / FILE
     if prediction is None:
-        known = _registered(workdir)
-        if known is None and path.exists() and not steps_taken(workdir):
-            stored = _read(path)  # a kill came between the two files
-            known = None if stored.problem else stored.record["seal"]
-        return {"sha256": known} if known else None
+        seal = seal_of(workdir)
+        return None if seal is None else _entry(seal)
     stored = check(workdir, argument, prediction, grid)
     if stored is not None:
-        return {"sha256": stored.record["seal"]}
+        return _entry(stored.record["seal"])
     record = {
         "format": FORMAT,
         "stored": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -115,8 +157,14 @@ def settle(
         "source": argument,
         **to_json(prediction),
         "grid_sha256": grid,
+        "planned": {"arms": list(planned.arms), "seeds": planned.seeds},
+        "nonce": secrets.token_hex(16),
     }
-    return {"sha256": files.write_sealed(path, record)}
+    return _entry(files.write_sealed(workdir / FILE, record))
+
+
+def _entry(seal: str) -> dict[str, Any]:
+    return {"sha256": seal, "first_seed": first_seed(seal)}
 
 
 def read_stored(workdir: Path, plan: dict[str, Any]) -> Stored | None:
@@ -142,8 +190,43 @@ def read_stored(workdir: Path, plan: dict[str, Any]) -> Stored | None:
     elif stored.record.get("grid_sha256") != plan.get("identity"):
         problem = "was stored for another configuration of this grid than the one that ran"
     else:
-        return stored
+        problem = _wrong_seeds(plan, registered) or _begun_before(workdir, plan, stored.record)
     return Stored(stored.prediction, stored.record, problem)
+
+
+def _wrong_seeds(plan: dict[str, Any], seal: str) -> str:
+    """Say so where the runs of a plan have other seeds than those drawn from a prediction."""
+    seeds, first = {run["seed"] for run in plan.get("runs", [])}, first_seed(seal)
+    if seeds == set(range(first, first + len(seeds))):
+        return ""
+    return "is not what the seeds of these runs were drawn from, so they may be older than it"
+
+
+def _begun_before(workdir: Path, plan: dict[str, Any], kept: dict[str, Any]) -> str:
+    """Say so where a run of a plan, or one that chose its rates, had begun before a record."""
+    folders = [run_folder(workdir, run["id"]) for run in plan.get("runs", [])]
+    if plan.get("tuning"):
+        folders += sorted(workdir.glob(f"{TUNING}/runs/*"))
+    stored = _time(kept["stored"])
+    for run in map(RunFolder, folders):
+        if not run.segments:
+            continue
+        started = run.segments[0]["environment"].get("started")
+        time = _time(started)
+        if time is None or stored is None:
+            return f"cannot be shown to be older than the run {run.path.name}: a time is missing"
+        if time < stored:
+            return f"was stored at {kept['stored']}, after the run {run.path.name} began, {started}"
+    return ""
+
+
+def _time(value: Any) -> datetime | None:
+    """Return a time with its zone; None for anything else, which cannot be compared."""
+    try:
+        time = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return time if time.tzinfo else None
 
 
 def _registered(workdir: Path) -> str | None:
@@ -160,6 +243,7 @@ def _read(path: Path) -> Stored:
         record = files.read_sealed(path) or {}
         if record.get("format") != FORMAT:
             return Stored(None, {}, f"has format {record.get('format')!r}, not {FORMAT}")
+        files.check_shape(record, _SHAPE)
         return Stored(from_json(record), record)
     except ValueError:  # a UserError too
         return Stored(None, {}, "was changed after it was stored")

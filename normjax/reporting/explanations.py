@@ -56,12 +56,16 @@ _ACTIONS = {
     ("model.mlp", "none"): "removing the MLP",
     ("model.positions", "none"): "removing positions",
     ("model.residual", False): "removing residual connections",
+    ("model.final_norm", "off"): "removing the final norm",
+    ("model.final_norm", "on"): "keeping the final norm",
 }
 
 _EFFECTS = {
     ("model.attention", "none"): "the attention sub-layer is left out; F is the MLP only",
     ("model.mlp", "none"): "the MLP sub-layer is left out; F is attention only",
     ("model.positions", "none"): "the equation stays; attention gets no positions",
+    ("model.final_norm", "off"): "the equation stays; the output layer reads h as it is",
+    ("model.final_norm", "on"): "the output layer reads Norm(h)",
 }
 _ROWS = ("placement", "norm")
 """Fields of the model whose values are rows, with words and colours of their own."""

@@ -72,7 +72,7 @@ def learning_curves(results: Results, looks: Looks) -> Figure | None:
     if window is None:
         return None
     low, high, off = window
-    known = ((results.reference(name), name) for name in ("unigram", "optimum"))
+    known = ((results.reference(name), name) for name in ("unigram", "bigram", "optimum"))
     marks = [(loss, name) for loss, name in known if loss is not None and low < loss < high]
     label = f"validation loss (nats per {results.unit})"
     return _over_steps(
@@ -163,8 +163,8 @@ def final_losses(results: Results, looks: Looks) -> Figure | None:
     near = _near(results.reference("unigram"), every)
     if near is not None:
         caption += " Dotted: loss of the unigram model."
-    label = f"validation loss (nats per {results.unit})"
-    axis = Axis("validation_loss", label, marks=[] if near is None else [(near, "")])
+    label = f"test loss (nats per {results.unit})"
+    axis = Axis("test_loss", label, marks=[] if near is None else [(near, "")])
     shown = [(v, v.loss, v.losses) for v in results.ranked()]
     canvas = _rows(results, looks, axis, shown)
     rows = [_row(v, seed, axis, x) for v in results.variants for seed, x in v.losses.items()]
@@ -184,14 +184,15 @@ def paired_differences(results: Results, looks: Looks) -> Figure | None:
     ]
     if not any(gaps for _, _, gaps in shown):
         return None
-    label = f"validation loss minus that of {results.baseline} (nats per {results.unit})"
+    label = f"test loss minus that of {results.baseline} (nats per {results.unit})"
     axis = Axis("difference", label, marks=[(0.0, "")])
     canvas = _rows(results, looks, axis, shown)
     return drawing.figure(
         "paired_differences", "Difference to the baseline, seed by seed",
         f"What each variant costs against {results.baseline}, seed by seed: both runs of a pair "
-        "see the same batches. Right of 0 is worse. Filled mark: mean; line: 95 % t-interval of "
-        "the paired differences; small hollow marks: one per seed, the shape tells which.",
+        "see the same batches. Right of 0 is worse. Filled mark: mean; line: 95 % interval of the "
+        "paired differences, over seeds and text; small hollow marks: one per seed, the shape "
+        "tells which.",
         canvas, [_row(v, seed, axis, gap) for v, _, own in shown for seed, gap in own.items()],
     )  # fmt: skip
 
@@ -283,7 +284,7 @@ def _against(
 ) -> Figure | None:  # fmt: skip
     """Draw variants by their series and place on x."""
     label, scale = axis
-    column = "difference" if relative else "validation_loss"
+    column = "difference" if relative else "test_loss"
     names = [name for name in results.series if not relative or name != results.baseline]
     rows, above = [], []
     for name in names:
@@ -302,7 +303,7 @@ def _against(
     values = [row[column] for row in rows]
     unigram = _near(results.reference("unigram"), values)
     marks = [(0.0, "")] if relative else [] if unigram is None else [(unigram, "unigram")]
-    what = f"validation loss (nats per {results.unit})"
+    what = f"test loss (nats per {results.unit})"
     y = Axis(column, f"difference in {what}" if relative else what, marks=marks)
     ticks = sorted({x for (name, x) in found if name in names})
     zoom = _zoom(values) if relative else None

@@ -1,16 +1,18 @@
 """The answer in words, made from the numbers.
 
-Each sentence is true of the numbers in summary.csv and says how sure it is: a difference is called
-one only where its 95 % interval excludes 0.
+Each sentence is made from effects (``effects.py``), which carry their interval, their number of
+pairs and the condition that they were seen under; what all of it was seen under stands beside them.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from normjax.reporting import explanations
-from normjax.reporting.results import DIVERGED, UNFINISHED, Results, Variant
+from normjax.reporting import effects, explanations
+from normjax.reporting.effects import BETTER, UNDECIDED, UNKNOWN, WORSE, Effect, Effects
+from normjax.reporting.results import DIVERGED, UNFINISHED, Results, Variant, difference
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number, span
 from normjax.reporting.wording import (
@@ -21,7 +23,6 @@ from normjax.reporting.wording import (
     capital,
     change,
     counted,
-    difference,
     listed,
     no_baseline,
     pairs,
@@ -81,128 +82,217 @@ def _warnings(results: Results) -> Iterator[str]:
 def comparison(results: Results) -> list[Finding]:
     """Return the findings of a grid without an x axis: what hurts, what does not, what diverged."""
     best = representatives(results)
-    base = next((v for v in best if v.arm.series == results.baseline), None)
-    gaps = [(v, difference(v, base)) for v in best if v is not base]
-    gaps.sort(key=lambda pair: pair[1].mean or 0.0, reverse=True)
-    known = [(v, gap) for v, gap in gaps if gap.mean is not None]
+    found = effects.compare(results)
     return [
-        *(Finding(MAIN, text) for text in _worst(results, base, best, known)),
-        *(Finding(DETAIL, text) for text in _rest(results, known)),
-        *residual_or_norm(results, best),
+        *(Finding(MAIN, text) for text in _hurts_most(results, found)),
+        *(Finding(MAIN, text) for text in _kinds(results, found)),
+        *residual_or_norm(results, best, found),
+        Finding(MAIN, seen_under(results)),
         *(Finding(DETAIL, text) for text in (
-            *_baseline(results, base), *no_better_than_counting(results, best), *_ranks(best),
-            *divergence(results), *best_rates(results, best), *_many(best, base),
+            *_baseline(results, best), *no_better_than_counting(results, best),
+            *_order(results, found), *divergence(results), *best_rates(results, best),
+            *_many(found),
         )),
     ]  # fmt: skip
 
 
-Gaps = Sequence[tuple[Variant, Estimate]]
-
-
-def _worst(
-    results: Results, base: Variant | None, best: Sequence[Variant], gaps: Gaps
-) -> Iterator[str]:
-    lost = [v for v in best if v.all_diverged and v is not base]
-    if lost:
-        names = capital(listed(subject(results, v) for v in lost))
-        verb, runs = ("hurts", "") if len(lost) == 1 else ("hurt", " of each")
-        yield f"{names} {verb} most: every run{runs} diverged."
-    if base is None or base.loss.mean is None:
+def _hurts_most(results: Results, found: Effects) -> Iterator[str]:
+    """Name the series that is shown to be worse than every other, or say that none is."""
+    if not any(e.base.losses for own in found.by_series.values() for e in own.values()):
         yield no_baseline(results)
-    elif gaps and (gaps[0][1].mean or 0.0) <= 0:
-        yield f"No variant that trained ends at a higher mean loss than {results.baseline}."
-    elif gaps:
-        (worst, gap), *others = gaps
-        name = subject(results, worst)
-        start = f"Among what trained, {name}" if lost else capital(name)
-        text = f"{start} {_harm(gap, f'nats per {results.unit}', bool(lost))}"
-        if others and gap.excludes_zero:
-            text += f" {_runner_up(results, worst, others[0][0])}"
-        yield text
-
-
-def _harm(gap: Estimate, unit: str, lost: bool) -> str:
-    if gap.excludes_zero:
-        verb = "costs most" if lost else "hurts most"
-        return f"{verb}: {change(gap)} {unit} (95 % interval {span(gap, True)}, {pairs(gap)})."
-    if gap.low is None:
-        return f"shows the largest difference: {change(gap)} {unit}, without an interval."
-    return (
-        f"has the largest mean difference, {change(gap)} {unit}, but its interval "
-        f"({span(gap, True)}, {pairs(gap)}) contains 0: not distinguishable from the baseline."
-    )
-
-
-def _runner_up(results: Results, first: Variant, second: Variant) -> str:
-    gap, name = difference(first, second), subject(results, second)
-    if gap.excludes_zero:
-        return f"It is clearly worse than the next, {name}: their difference is {change(gap)}."
-    if gap.low is None:
-        return f"The next is {name}, {change(gap)} apart."
-    return (
-        f"Whether it is worse than the next, {name}, is not decided: their difference, "
-        f"{change(gap)}, has an interval that contains 0."
-    )
-
-
-def _rest(results: Results, gaps: Gaps) -> Iterator[str]:
-    """Sort the variants into worse, better and not distinguishable from the baseline."""
-    worse, better, same, bare = groups = ([], [], [], [])
-    for variant, gap in gaps:
-        sure = gap.excludes_zero
-        kind = 3 if gap.low is None else 2 if not sure else 0 if (gap.mean or 0) > 0 else 1
-        groups[kind].append(f"{subject(results, variant)} {change(gap)}")
-    if len(worse) > 1:
+        return
+    lost = _lost(found)
+    names = [name for name in found.by_series if name not in lost]
+    if lost:
+        subjects = listed(_subject(found, name, results) for name in lost)
+        yield f"Every run diverged with {subjects}: that is worse than any loss."
+    worse = [name for name in names if found.agreed(name) == WORSE]
+    among = "Among what trained, " if lost else ""
+    under = _under(found)
+    candidates = [
+        name for name in worse
+        if not any(found.order(other, name) == WORSE for other in names if other != name)
+    ]  # fmt: skip
+    if len(candidates) > 1:
+        each = (f"{_subject(found, name, results)} ({_costs(found, name)})" for name in candidates)
         yield (
-            f"Clearly worse than {results.baseline} (the interval of the difference excludes 0), "
-            f"from most to least: {listed(worse)}."
+            f"{among + 'w' if among else 'W'}hich hurts most is not decided between"
+            f" {listed(each)}{under}."
         )
-    if better:
-        yield f"Clearly better than {results.baseline}: {listed(better)}."
-    if same:
+    elif candidates:
+        name = candidates[0]
+        subjects = _subject(found, name, results)
+        first = all(found.order(name, other) == WORSE for other in names if other != name)
+        start = f"{among}{subjects}" if among else capital(subjects)
         yield (
-            f"Not distinguishable from {results.baseline} with these seeds (the interval contains "
-            f"0): {listed(same)}. That is no proof of equality; the effect, if any, lies within "
-            "the interval."
-        )
-    if bare:
-        yield f"Without an interval, so not decided: {listed(bare)}."
+            f"{start} hurts most: {_costs(found, name)}{under}." if first else
+            f"{start} costs {_costs(found, name)}{under}; whether another variant costs more is"
+            " not decided."
+        )  # fmt: skip
 
 
-def _baseline(results: Results, base: Variant | None) -> Iterator[str]:
-    mean = None if base is None else base.loss.mean
-    if base is not None and mean is not None:
-        loss, unit = base.loss, results.unit
-        sure = "" if loss.low is None else f" (95 % interval {span(loss)}, {loss.n} seeds)"
-        text = f"The baseline ({results.baseline}) ends at {number(mean)} nats per {unit}{sure}"
-        yield f"{text}{scales(mean, unit)}. {references(results)}".strip()
+def _lost(found: Effects) -> list[str]:
+    """Return the series of which every run diverged, whatever the condition."""
+    return [
+        name for name, own in found.by_series.items()
+        if own and all(effect.variant.all_diverged for effect in own.values())
+    ]  # fmt: skip
+
+
+def _kinds(results: Results, found: Effects) -> Iterator[str]:
+    """Sort the series by what is shown of them; a condition is named where they differ in it."""
+    groups: dict[str, list[str]] = {}
+    for name in found.by_series:
+        groups.setdefault(found.agreed(name), []).append(name)
+    words = {
+        WORSE: f"Shown to be worse than {results.baseline}",
+        BETTER: f"Shown to be better than {results.baseline}",
+        UNDECIDED: f"Not decided against {results.baseline}",
+    }
+    for kind, start in words.items():
+        names = [name for name in groups.get(kind, ()) if name not in _lost(found)]
+        names.sort(key=lambda n: -_mean(found.by_series[n]))
+        if names and not (kind == WORSE and len(found.by_series) == 1):
+            each = "; ".join(f"{name} {_costs(found, name)}" for name in names)
+            yield f"{start}{_under(found)}: {each}." + (
+                " That is no proof of equality: the effect, if any, lies within the interval."
+                f" {more_seeds(results)}" if kind == UNDECIDED else ""
+            )  # fmt: skip
+    for name in groups.get("", ()):
+        own = found.by_series[name]
+        each = "; ".join(f"{own[c].kind} with {c} ({_cost(own[c])})" for c in own)
+        yield f"{capital(_subject(found, name, results))} depends on the condition: {each}."
+    unknown = groups.get(UNKNOWN, ())
+    if unknown:
+        yield f"Not known yet: {listed(unknown)}."
+
+
+def _order(results: Results, found: Effects) -> Iterator[str]:
+    """Say which of the other series are shown to differ, and where conditions disagree."""
+    if len(found.by_series) < 2:
+        return
+    pairs = list(found.pairs)
+    sure = [(a, b) if found.order(a, b) == WORSE else (b, a) for a, b in pairs
+            if found.order(a, b) in (WORSE, BETTER)]  # fmt: skip
+    below: dict[str, list[str]] = {}
+    for high, low in sure:
+        below.setdefault(high, []).append(low)
+    if below:
+        each = "; ".join(f"{name} more than {listed(own)}" for name, own in below.items())
+        yield f"Shown to cost more than another variant{_under(found)}: {each}."
+    turned = [
+        f"{a} and {b} ({'; '.join(f'{c}: {change(e.gap)}' for c, e in own.items())})"
+        for (a, b), own in found.pairs.items()
+        if {e.kind for e in own.values()} >= {WORSE, BETTER}
+    ]  # fmt: skip
+    if turned:
+        yield f"In an order that turns with the condition: {'; '.join(turned)}."
+    open_pairs = [f"{a} and {b}" for a, b in pairs if found.order(a, b) == UNDECIDED]
+    if open_pairs:
+        yield f"Order not decided{_under(found)}: {shortened(open_pairs)}."
+
+
+def _under(found: Effects) -> str:
+    """Say that something holds under all conditions, where there are several."""
+    count = len(found.conditions)
+    if count < 2:
+        return ""
+    return f" under {'both' if count == 2 else 'all'} conditions ({', '.join(found.conditions)})"
+
+
+def _subject(found: Effects, name: str, results: Results) -> str:
+    return subject(results, next(iter(found.by_series[name].values())).variant)
+
+
+def _mean(own: Mapping[str, Effect]) -> float:
+    means = [math.inf if e.variant.all_diverged else e.gap.mean for e in own.values()]
+    return max((m for m in means if m is not None), default=0.0)
+
+
+def _costs(found: Effects, name: str) -> str:
+    """Return a series' effect under every condition, in plan order."""
+    own = found.by_series[name]
+    texts = [_cost(own[c]) for c in found.conditions if c in own]
+    return listed(dict.fromkeys(texts))
+
+
+def _cost(effect: Effect) -> str:
+    """Return one effect in nats: its size with interval and pairs, and what diverged."""
+    lost, runs = effect.variant.count(DIVERGED), len(effect.variant.runs)
+    if lost == runs:
+        return "every run diverged"
+    parts = [f"{change(effect.gap)} nats"] if effect.gap.mean is not None else []
+    if effect.gap.low is None and parts:
+        parts.append("without an interval")
+    elif parts and effect.gap.n < runs:
+        parts.append(pairs(effect.gap))
+    if lost:
+        parts.append(f"{lost} of {runs} runs diverged")
+    return ", ".join(parts) or "no pair of finished runs"
+
+
+def more_seeds(results: Results) -> str:
+    """Return the command that decides more, as a sentence."""
+    command = str(results.plan.get("command") or "").strip()
+    if not command:
+        return ""
+    seeds = 2 * max(2, len(results.seeds))
+    flag = f"--config.grid.seeds={seeds}"
+    words = [w for w in command.split() if not w.startswith("--config.grid.seeds")]
+    return f"More seeds decide more: {' '.join([*words, flag])}"
+
+
+def seen_under(results: Results) -> str:
+    """Say under what circumstances all of a page was seen."""
+    config = results.plan.get("config") or {}
+    model, data = config.get("model") or {}, results.plan.get("corpus") or {}
+    steps = sorted({run.rates.steps for run in results.runs})
+    rates = sorted({run.rates.learning_rate for run in results.runs})
+    size = ", ".join(f"{model[k]} {w}" for k, w in (("depth", "blocks"), ("width", "wide"))
+                     if k in model)  # fmt: skip
+    several = [c for c in results.conditions if c]
+    inits = listed(several) if several else f"one initialization ({model.get('init', 'auto')})"
+    how = "each variant at a rate of its own" if results.plan.get("tuning") else (
+        "one rate for all" if len(rates) == 1 else "several rates"
+    )  # fmt: skip
+    ends = dict.fromkeys(f"{rate:g}" for rate in (*rates[:1], *rates[-1:]))
+    text = (
+        f"Seen with {inits}; {how} ({' to '.join(ends)}); {' and '.join(map(str, steps))} steps;"
+        f" {size}; text"
+        f" {data.get('name', '?')}; {counted(len(results.seeds), 'seed')}. Nothing here says what"
+        " holds elsewhere"
+    )
+    if len(several) < 2:
+        text += ", and with one initialization and rate an order may be theirs"
+    return f"{text}."
+
+
+def _baseline(results: Results, best: Sequence[Variant]) -> Iterator[str]:
+    for base in best:
+        mean = base.loss.mean
+        if base.arm.series == results.baseline and mean is not None:
+            loss, unit = base.loss, results.unit
+            sure = "" if loss.low is None else f" (95 % interval {span(loss)}, {loss.n} seeds)"
+            where = f" with {base.arm.condition}" if base.arm.condition else ""
+            text = f"The baseline ({results.baseline}) ends at {number(mean)} nats per {unit}"
+            yield f"{text}{where}{sure}{scales(mean, unit)}."
+    yield references(results)
 
 
 def no_better_than_counting(results: Results, best: Sequence[Variant]) -> Iterator[str]:
-    """Name the variants that are not shown to beat the unigram model."""
-    unigram = results.reference("unigram")
+    """Name the variants that are not shown to beat models that only count."""
     ends = [(v, v.loss.mean if v.loss.high is None else v.loss.high) for v in best]
-    poor = [v for v, end in ends if unigram is not None and end is not None and end >= unigram]
-    if poor:
-        names = listed(f"{v.label} ({number(v.loss.mean)})" for v in poor)
-        yield (
-            f"Not shown to be better than counting {results.unit}s (unigram loss "
-            f"{number(unigram)}): {names}."
-        )
-
-
-def _ranks(best: Sequence[Variant]) -> Iterator[str]:
-    order = sorted((v for v in best if v.loss.mean is not None), key=lambda v: v.loss.mean or 0.0)
-    if len(order) < 2:
-        return
-    names = [f"{v.arm.series} {number(v.loss.mean)}" for v in order]
-    names += [f"{v.arm.series} (diverged)" for v in best if v.all_diverged]
-    close = [
-        f"{a.arm.series} and {b.arm.series}" for a, b in itertools.pairwise(order)
-        if not difference(b, a).excludes_zero
-    ]  # fmt: skip
-    unsure = f" Not decided between these neighbours: {'; '.join(close)}." if close else ""
-    yield f"From lowest to highest mean loss: {', '.join(names)}.{unsure}"
+    said: list[str] = []
+    for name, what in (("unigram", f"counting {results.unit}s"),
+                       ("bigram", f"counting pairs of {results.unit}s")):  # fmt: skip
+        loss = results.reference(name)
+        poor = [v for v, end in ends if loss is not None and end is not None and end >= loss]
+        shown = [f"{v.label} ({number(v.loss.mean)})" for v in poor if v.label not in said]
+        said += [v.label for v in poor]
+        if shown:
+            yield (
+                f"Not shown to be better than {what} ({name} loss {number(loss)}): {listed(shown)}."
+            )
 
 
 def divergence(results: Results) -> Iterator[str]:
@@ -225,14 +315,16 @@ def divergence(results: Results) -> Iterator[str]:
 
 def best_rates(results: Results, best: Sequence[Variant]) -> Iterator[str]:
     """Say that each variant is compared at its best rates, and where the best lies at an edge."""
+    if tuning := results.plan.get("tuning"):
+        yield from _tuned(results, tuning)
     if not results.varied:
         return
     names = listed(name.replace("_", " ") for name in results.varied)
     trained = [v for v in best if v.loss.mean is not None]
     text = (
         f"Several values of {names} were tried. The sentences here compare each variant at its own "
-        f"best ({'; '.join(v.label for v in trained)}), chosen on the same validation text and so "
-        "a little flattered; the table compares at equal values."
+        f"best ({'; '.join(v.label for v in trained)}), chosen on validation text with the same "
+        "seeds and so a little flattered; the table compares at equal values."
     )
     edge = [v.arm.series for v in trained if _at_edge(results, v)]
     if edge:
@@ -241,6 +333,26 @@ def best_rates(results: Results, best: Sequence[Variant]) -> Iterator[str]:
             "do better."
         )
     yield text
+
+
+def _tuned(results: Results, tuning: Mapping[str, Any]) -> Iterator[str]:
+    """Say how the rates were chosen, and for which variants the range may have been too narrow."""
+    rates, chosen = sorted(tuning["rates"]), tuning["chosen"]
+    yield (
+        f"Each variant trained at the best of {len(rates)} learning rates for it"
+        f" ({', '.join(f'{rate:g}' for rate in rates)}), by the validation loss at step"
+        f" {tuning['rungs'][-1]} of {counted(tuning['seeds'], 'run')} with seeds of their own. A"
+        " rate that is best early need not be best at the end."
+    )
+    labels = {arm.name: f"{arm.series} ({arm.condition})" if arm.condition else arm.series
+              for arm in results.arms}  # fmt: skip
+    for end, word in ((rates[0], "lowest"), (rates[-1], "highest")):
+        names = [labels[n] for n, own in chosen.items() if own["rate"] == end and n in labels]
+        if names and len(rates) > 1:
+            yield (
+                f"The {word} rate tried was the best for {shortened(names)}: a wider range may do"
+                " better."
+            )
 
 
 def _at_edge(results: Results, variant: Variant) -> bool:
@@ -253,13 +365,12 @@ def _at_edge(results: Results, variant: Variant) -> bool:
     return False
 
 
-def _many(best: Sequence[Variant], base: Variant | None) -> Iterator[str]:
-    count = sum(v.loss.low is not None for v in best if v is not base)
-    if count >= 4:
+def _many(found: Effects) -> Iterator[str]:
+    if found.count > 1:
         yield (
-            f"{count} variants are compared with the baseline, each by its own 95 % interval; about"
-            " one interval in twenty misses the truth by chance, so a single close result needs"
-            " care."
+            f"{found.count} comparisons are made here. “Shown” means a p-value below"
+            f" {effects.LEVEL:g} after Holm's correction for all of them; intervals are each one's"
+            " own 95 %."
         )
 
 
@@ -268,29 +379,46 @@ def _many(best: Sequence[Variant], base: Variant | None) -> Iterator[str]:
 _REMOVED = ("residual connections", "normalization")
 
 
-def residual_or_norm(results: Results, best: Iterable[Variant]) -> list[Finding]:
+def residual_or_norm(
+    results: Results, best: Iterable[Variant], compared: Effects | None = None
+) -> list[Finding]:
     """Say whether removing residual connections or removing normalization hurts more."""
-    by_x: dict[float | None, dict[str, Variant]] = {}
+    found: dict[tuple[str, float | None], dict[str, Variant]] = {}
     for variant in best:
         changes = explanations.effective(results, variant.arm)
         for what in _REMOVED:
             if explanations.removes(changes, variant.arm.rows, what):
-                by_x.setdefault(variant.arm.x, {}).setdefault(what, variant)
+                place = (variant.arm.condition, variant.arm.x)
+                found.setdefault(place, {}).setdefault(what, variant)
     duels = {
-        x: _duel({what: found[what] for what in _REMOVED})
-        for x, found in sorted(by_x.items(), key=lambda item: item[0] or 0.0)
-        if len(found) == len(_REMOVED)
+        place: _duel({what: own[what] for what in _REMOVED}, compared)
+        for place, own in sorted(found.items(), key=lambda item: (item[0][0], item[0][1] or 0.0))
+        if len(own) == len(_REMOVED)
     }
     if not duels:
         return []
-    text = next(iter(duels.values()))[1]
-    if results.x:
-        each = (f"at {results.x['name']} {x:g} {brief}" for x, (brief, _) in duels.items())
+    if len(duels) == 1 and not results.x:
+        text = next(iter(duels.values()))[1]
+    else:
+        name = results.x["name"] if results.x else ""
+        each = (
+            f"{f'at {name} {x:g}' if x is not None else f'with {condition}'}: {brief}"
+            for (condition, x), (brief, _) in duels.items()
+        )
         text = f"What hurts more to remove: {'; '.join(each)}."
     return [Finding(MAIN, f"Residual connections or normalization? {text}")]
 
 
-def _duel(without: Mapping[str, Variant]) -> tuple[str, str]:
+def _clear(pair: Sequence[Variant], gap: Estimate, compared: Effects | None) -> bool:
+    """Whether two variants are shown to differ, by the page's comparisons where it has them."""
+    names, condition = {v.arm.series for v in pair}, pair[0].arm.condition
+    for key, own in compared.pairs.items() if compared else ():
+        if set(key) == names and condition in own:
+            return own[condition].kind in (WORSE, BETTER)
+    return gap.excludes_zero
+
+
+def _duel(without: Mapping[str, Variant], compared: Effects | None = None) -> tuple[str, str]:
     """Return what hurts more to remove, in a few words and in sentences."""
     dead = [what for what, variant in without.items() if variant.all_diverged]
     if len(dead) == len(without):
@@ -312,19 +440,16 @@ def _duel(without: Mapping[str, Variant]) -> tuple[str, str]:
     plain = number(abs(gap.mean))
     size = plain if gap.half_width is None else f"{plain}\u00a0±\u00a0{number(gap.half_width)}"
     brief = f"{more}, by {size}"
-    if gap.excludes_zero:
-        text = (
-            f"Removing {more} hurts more than removing {less}, by {size} nats ({pairs(gap)}). The "
-            "95 % interval of the paired difference excludes 0, so this is clear at that level."
-        )
+    if _clear(list(without.values()), gap, compared):
+        text = f"Removing {more} hurts more than removing {less}, by {size} nats ({pairs(gap)})."
     elif gap.low is None:
         brief += " in a single pair"
         text = f"Removing {more} ended higher by {size} nats, but one pair decides nothing."
     else:
-        brief += ", not decided: the interval contains 0"
+        brief += ", not decided"
         text = (
-            f"Not decided: removing {more} ended higher by {size} nats on average "
-            f"({pairs(gap)}), but the 95 % interval of the paired difference contains 0."
+            f"Not decided: removing {more} ended higher by {size} nats on average ({pairs(gap)}),"
+            " and chance alone may do that."
         )
     lost = [(what, v.count(DIVERGED), len(v.runs)) for what, v in without.items()]
     if any(count for _, count, _ in lost):

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from normjax.errors import UserError
 from normjax.reporting import statistics
-from normjax.reporting.results import RATES, PlannedArm, Rates, Results, RunResult, Variant, finite
+from normjax.reporting.results import (
+    RATES,
+    PlannedArm,
+    Rates,
+    Results,
+    RunResult,
+    Variant,
+    difference,
+    finite,
+)
 from normjax.runs import files
 from normjax.runs.run_folder import FORMAT, RunFolder, run_folder
 
@@ -17,6 +26,7 @@ _RATES = dict.fromkeys(RATES, float)
 _ARM = {
     "name": str, "series?": str, "x?": float, "title?": str, "description?": str, "changes?": dict,
     "parameters?": float, "flops_per_token?": float, "rows?": dict, "colour?": str,
+    "condition?": str, "setting?": dict,
 }  # fmt: skip
 _SHAPE = {
     "arms": [_ARM],
@@ -27,8 +37,9 @@ _SHAPE = {
     "config?": {f"{name}?": dict for name in ("model", "train", "verdict")},
     "corpus?": {
         **{f"{name}?": str for name in ("name", "description", "vocabulary", "fingerprint")},
-        **{f"{name}?": float for name in ("vocabulary_size", "train_tokens", "validation_tokens",
-                                          "unigram_loss", "uniform_loss", "optimum_loss")},
+        **{f"{name}?": float for name in ("vocabulary_size", "train_tokens", "held_out_tokens",
+                                          "unigram_loss", "bigram_loss", "uniform_loss",
+                                          "optimum_loss")},
         "files?": {"words?": str},
     },
     "evaluation?": {"windows?": int, "tokens?": int, "description?": str},
@@ -36,7 +47,12 @@ _SHAPE = {
         **dict.fromkeys(("name", "title", "description", "formula", "source"), str),
         "scored_fraction": float, "optimum": dict, "unknown": {"*": str}, "parameters": dict,
     },
-    "prediction?": {"sha256": str},
+    "prediction?": {"sha256": str, "first_seed": int},
+    "tuning?": {
+        "rates": [float], "rungs": [int], "seeds": int, "first_seed": int,
+        "runs": int, "run_steps": int, "seconds": float,
+        "chosen": {"*": {"rate": float, "tried": [list]}},
+    },
 }  # fmt: skip
 """What pages are made from, as the runner writes it."""
 
@@ -66,6 +82,15 @@ def load(workdir: Path) -> Results:
             )
     results = Results(workdir, plan, arms, runs)
     return dataclasses.replace(results, variants=tuple(_variants(results)))
+
+
+def part(results: Results, arms: Container[str], seeds: Container[int]) -> Results:
+    """Return results of some arms and seeds alone, as if no others had been planned."""
+    found = dataclasses.replace(
+        results, arms=tuple(arm for arm in results.arms if arm.name in arms),
+        runs=tuple(run for run in results.runs if run.arm in arms and run.seed in seeds),
+    )  # fmt: skip
+    return dataclasses.replace(found, variants=tuple(_variants(found)))
 
 
 def _plan(workdir: Path) -> dict[str, Any]:
@@ -105,7 +130,7 @@ def _arm(entry: dict[str, Any]) -> PlannedArm:
         parameters=None if parameters is None else int(parameters),
         flops_per_token=finite(entry.get("flops_per_token")),
         rows=dict(entry.get("rows") or {}),
-        colour=str(entry.get("colour") or ""),
+        colour=str(entry.get("colour") or ""), condition=str(entry.get("condition") or ""),
     )  # fmt: skip
 
 
@@ -143,36 +168,41 @@ def _variants(results: Results) -> Iterable[Variant]:
             if run.arm == arm.name:
                 groups.setdefault(run.rates, []).append(run)
         for rates, runs in (groups or {None: []}).items():
-            losses = [run.final_loss for run in runs if run.final_loss is not None]
-            drafts.append(Variant(arm, rates, tuple(runs), statistics.estimate(losses)))
+            known = [run for run in runs if run.final_loss is not None]
+            parts = [run.parts for run in known]
+            whole = parts if len({len(row) for row in parts}) == 1 else None
+            losses = [run.final_loss for run in known if run.final_loss is not None]
+            loss = statistics.estimate(losses, parts=whole)
+            drafts.append(Variant(arm, rates, tuple(runs), loss))
     ranks = _ranks(drafts)
-    baselines = {
-        (v.arm.x, v.rates): v for v in reversed(drafts) if v.arm.series == results.baseline
-    }
+    found = dataclasses.replace(results, variants=tuple(drafts))
     for v in drafts:
-        base = baselines.get((v.arm.x, v.rates))
-        other = base is not None and v.arm.series != results.baseline
+        base = found.base_of(v) if v.arm.series != results.baseline else None
         yield dataclasses.replace(
-            v, difference=statistics.paired(v.losses, base.losses) if other and base else None,
+            v, difference=None if base is None else difference(v, base),
             rank=ranks.get((v.arm.name, v.rates)), label=_label(results, v),
         )  # fmt: skip
 
 
 def _ranks(variants: list[Variant]) -> dict[tuple[str, Rates | None], int]:
-    """Rank within each x: by mean loss, all-diverged variants share the last place."""
+    """Rank within a condition and x by standing; equals share a place, unknown ones have none."""
     ranks = {}
-    for x in {v.arm.x for v in variants}:
-        here = [v for v in variants if v.arm.x == x]
-        trained = [v for v in here if v.loss.mean is not None]
-        trained.sort(key=lambda v: v.loss.mean or 0)
-        places = [*enumerate(trained, 1), *((len(trained) + 1, v) for v in here if v.all_diverged)]
-        ranks |= {(v.arm.name, v.rates): place for place, v in places}
+    panels: dict[tuple[str, float | None], list[Variant]] = {}
+    for v in variants:
+        panels.setdefault((v.arm.condition, v.arm.x), []).append(v)
+    for here in panels.values():
+        order = sorted(v.standing for v in here if v.standing is not None)
+        ranks |= {
+            (v.arm.name, v.rates): order.index(v.standing) + 1
+            for v in here if v.standing is not None
+        }  # fmt: skip
     return ranks
 
 
 def _label(results: Results, variant: Variant) -> str:
     """Return the series name with the x and the rates that vary, to tell variants apart."""
     extra = results.panel_title(results.panel_key(variant))
-    same = [c for c in results.arms if c.series == variant.arm.series and c.x == variant.arm.x]
+    place = (variant.arm.series, variant.arm.x, variant.arm.condition)
+    same = [c for c in results.arms if (c.series, c.x, c.condition) == place]
     name = variant.arm.series if len(same) == 1 else variant.arm.name
     return f"{name}, {extra}" if extra else name

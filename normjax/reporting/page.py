@@ -37,7 +37,7 @@ from normjax.reporting.html import (
 )
 from normjax.reporting.palette import Look
 from normjax.reporting.prediction import Judged
-from normjax.reporting.results import Results, RunResult, Variant
+from normjax.reporting.results import PlannedArm, Results, RunResult, Variant
 from normjax.reporting.tables import Table, dotted, interval, number, stacked, tag, view
 from normjax.reporting.wording import DETAIL, MAIN, WARNING, Finding, runs_text
 
@@ -83,8 +83,8 @@ def render(
         lead=[muted("Expected beforehand: {}", expected)] if expected else [],
         warnings=texts[WARNING], answer=texts[MAIN], details=texts[DETAIL],
         sections=[
-            _ranking(results, looks), *predicted, *figure_sections(pictures.values()), *inside,
-            decoder,
+            _ranking(results, looks), *_rates(results, looks), *predicted,
+            *figure_sections(pictures.values()), *inside, decoder,
         ],
         reading=_reading(results, more), record=_record(results, looks),
     ).render()  # fmt: skip
@@ -98,14 +98,21 @@ def _ranking(results: Results, looks: Looks) -> Section:
     shown = [v for v in results.variants if gaps[v.label]]
     seeds = [gap for v in shown for gap in gaps[v.label].values()]
     window = statistics.window([0.0, *seeds], [v.difference for v in shown]) if shown else None
-    base, x = results.baseline, results.x
+    base, x, plan = results.baseline, results.x, results.plan
+
+    def heading(v: Variant) -> str:
+        at = f"{x['name']} {v.arm.x:g}" if x and v.arm.x is not None else ""
+        return ", ".join(filter(None, (v.arm.condition, at)))
 
     def name(v: Variant) -> Markup:
         label = v.label
         if x is not None and v.arm.x is not None:  # the heading of its rows says that
             label = label.replace(f", {x['name']} {v.arm.x:g}", "", 1)
+        if v.arm.condition:
+            label = label.replace(f", {v.arm.condition}", "", 1)
         title = v.arm.title if v.arm.title != label and not x else ""
-        return stacked(dotted(looks[v.arm.series].colour, label), title)
+        rate = f"rate {v.rates.learning_rate:g}" if v.rates and plan.get("tuning") else ""
+        return stacked(dotted(looks[v.arm.series].colour, label), title, rate)
 
     def difference(v: Variant) -> Any:
         return "baseline" if v.arm.series == base else interval(v.difference, signed=True)
@@ -129,12 +136,12 @@ def _ranking(results: Results, looks: Looks) -> Section:
         view(stacked("Perplexity", "bits"), perplexity, "n"),
         view("Runs finished", lambda v: stacked(*runs_text(v).split(", "))),
         view("Parameters", lambda v: _thousands(v.arm.parameters), "n"),
-    ], group=lambda v: f"{x['name']} {v.arm.x:g}" if x and v.arm.x is not None else ""
-    )  # fmt: skip
+    ], group=heading)  # fmt: skip
     lead = muted(
-        "Validation loss at the last step in nats per {unit}, lower is better. Intervals are 95 %"
-        " t-intervals over seeds; differences to {base} are paired by seed. The picture shows the"
-        " difference: line at 0, mean, interval, and one ring per seed. Bits are per {unit}.",
+        "Test loss at the last step in nats per {unit}, lower is better. Intervals are 95 %"
+        " t-intervals over seeds and text; differences to {base} are paired by both. The picture"
+        " shows the difference: line at 0, mean, interval, and one ring per seed. Bits are per"
+        " {unit}.",
         unit=results.unit, base=base,
     )  # fmt: skip
     files = muted(
@@ -143,6 +150,47 @@ def _ranking(results: Results, looks: Looks) -> Section:
         references=wording.references(results),
     )
     return Section("ranking", "Ranking", [lead, table(results.ranked()), files])
+
+
+def _rates(results: Results, looks: Looks) -> list[Section]:
+    """Return how the rate of each variant was chosen, and what that cost beside the runs."""
+    tuning = results.plan.get("tuning")
+    if not tuning:
+        return []
+    rates, last = sorted(tuning["rates"]), {}
+    for name, own in tuning["chosen"].items():
+        for rate, rung, loss in own["tried"]:
+            last[name, rate] = (rung, loss)
+
+    def cell(arm: PlannedArm, rate: float) -> Any:
+        if (arm.name, rate) not in last:
+            return None
+        rung, loss = last[arm.name, rate]
+        shown = "diverged" if loss is None else number(loss)
+        note = f"step {rung}" if rung != tuning["rungs"][-1] else ""
+        best = tuning["chosen"][arm.name]["rate"] == rate
+        return stacked(tag("b", shown) if best else shown, note)
+
+    table = Table([
+        view("Variant", lambda arm: dotted(looks[arm.series].colour, arm.series), "name"),
+        *(view(f"{rate:g}", lambda arm, rate=rate: cell(arm, rate), "n") for rate in rates),
+    ], group=lambda arm: arm.condition)  # fmt: skip
+    own = sum(run.step for run in results.runs)
+    seconds = sum(sum(run.time.get(k, 0.0) for k in ("train_s", "compile_s"))
+                  for run in results.runs)  # fmt: skip
+    spent = (
+        f"Spent on this choice: {tuning['runs']} runs, {tuning['run_steps']:,} steps of a run,"
+        f" {tuning['seconds']:.0f} s; on the runs that are reported: {len(results.runs)},"
+        f" {own:,} steps, {seconds:.0f} s (training and compiling, the sum over runs)."
+    )
+    lead = muted(
+        "Validation loss at step {rung}, by learning rate; the bold one was taken. Seeds {first}"
+        " and on, which no reported run has: {seeds} for each rate. The schedule is that of the"
+        " whole run. {spent}",
+        rung=tuning["rungs"][-1], first=tuning["first_seed"], seeds=tuning["seeds"], spent=spent,
+    )  # fmt: skip
+    arms = [arm for arm in results.arms if arm.name in tuning["chosen"]]
+    return [Section("rates", "How the rates were chosen", [lead, table(arms)])]
 
 
 def _thousands(count: int | None) -> str | None:
@@ -239,21 +287,28 @@ def _reading(results: Results, more: Sequence[Any]) -> Section:
         " probability that the model gave to the {unit} that came. Its unit is the nat; divided by"
         " ln 2 it is bits per {unit}. <b>Perplexity</b> is e to the loss: the number of equally"
         " likely choices that would be as hard. {references}",
-        "<b>Interval.</b> From the final losses of n seeds: mean ± t s / √n, where s is the"
-        " standard deviation (n − 1 in the denominator) and t the 97.5 % quantile of Student's t"
-        " distribution with n − 1 degrees of freedom. t is {t3:.2f} for 3 seeds and {t5:.2f} for"
-        " 5. Were the whole experiment repeated with new seeds, about 95 of 100 such intervals"
-        " would cover the mean over all seeds, if losses scatter about normally between seeds."
-        " With 3 seeds that assumption cannot be checked and the interval is wide and itself"
-        " uncertain: a wide one means that little is known, not that nothing is there. One seed"
-        " gives no interval.",
+        "<b>Interval.</b> From the final losses of n seeds: mean ± t e. The squared error e² is"
+        " that of the seeds, s²/n with s the standard deviation (n − 1 in the denominator), and"
+        " that of the text, the same of the losses on the stretches that the test text is divided"
+        " into. t is the 97.5 % quantile of Student's t distribution; its degrees of freedom lie"
+        " between those of the seeds and of the stretches (Satterthwaite). From seeds alone t is"
+        " {t3:.2f} for 3 and {t5:.2f} for 5. Were the whole experiment repeated with new seeds and"
+        " another text of this kind, about 95 of 100 such intervals would cover the mean over"
+        " all, if losses scatter about normally. With few seeds that cannot be checked and the"
+        " interval is itself uncertain: a wide one means that little is known, not that nothing is"
+        " there. One seed gives no interval.",
         "<b>Difference.</b> Runs of one seed see the same batches, so a variant is compared with"
         " {base} seed by seed, and the interval is that of those differences. It can be much"
         " narrower than the intervals of the losses: two variants whose loss intervals overlap may"
-        " still differ clearly. “Clearly” on this page means that the 95 % interval of the paired"
-        " difference excludes 0. Intervals are not widened for the number of comparisons.",
-        "<b>Divergence</b> is an outcome: such runs are counted and shown with their step, and"
-        " never enter a mean. A variant whose runs all diverged has no mean and ranks last.",
+        " still differ. “Shown” on this page means a p-value of the paired difference below 0.05"
+        " after Holm's correction for all comparisons that the page makes; intervals are each"
+        " one's own and not widened.",
+        "<b>Divergence</b> is an outcome, worse than any loss: such runs are counted and shown with"
+        " their step, and never enter a mean. A variant with more of them ranks behind every one"
+        " with fewer, whatever the mean of its others.",
+        "<b>What was looked at when.</b> Validation text, the first half of what is held out, is"
+        " evaluated while training, and rates are chosen by it. Test text, the second half, is"
+        " evaluated once, after the last step.",
         "<b>What varies.</b> Seeds vary the initial parameters and the order of the text. The"
         " interval says nothing about other texts, sizes, rates or longer training.",
         unit=results.unit, base=results.baseline, references=wording.references(results),
@@ -285,7 +340,7 @@ def _facts(results: Results) -> Iterator[tuple[str, Any]]:
     size = f"vocabulary of {corpus.get('vocabulary_size') or '–'}"
     text = "–"
     if corpus.get("train_tokens") is not None:
-        held = corpus.get("validation_tokens") or 0
+        held = corpus.get("held_out_tokens") or 0
         text = f"{corpus['train_tokens']:,} {unit}s for training, {held:,} held out, {size}"
     elif plan.get("task"):
         scored = f"{100 * plan['task']['scored_fraction']:.0f} % of the positions are scored"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from normjax.predictions import record
-from normjax.predictions.prediction import LOSSES, SERIES, Expected, Prediction
-from normjax.reporting import rank_correlation, statistics
+from normjax.predictions.prediction import LEVEL, LOSSES, SERIES, Expected, Prediction
+from normjax.reporting import interval_score, loading, rank_correlation, statistics
 from normjax.reporting.rank_correlation import Correlation
-from normjax.reporting.results import DIVERGED, Results, Variant
+from normjax.reporting.results import FINISHED, Results, Variant
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.wording import representatives
 
@@ -24,17 +24,14 @@ class Item:
     Attributes:
       entry: what was expected of it.
       series: whose colour it has.
-      losses: final loss by seed; of a series the mean over its variants.
-      diverged: whether all its runs diverged (of a series: all those of one of its variants).
-      lost: how many of its runs diverged.
+      losses: final loss by seed, infinite where the run diverged; of a series the mean over its
+        variants, infinite where one of them diverged.
       parameters: mean number over its variants; None where unknown.
     """
 
     entry: Expected
     series: str
     losses: dict[int, float]
-    diverged: bool
-    lost: int
     parameters: float | None
 
     @property
@@ -43,30 +40,52 @@ class Item:
         return self.entry.name
 
     @property
-    def measured(self) -> Estimate:
-        """Mean final loss over seeds with its interval; empty where it diverged."""
-        return Estimate(0) if self.diverged else statistics.estimate(self.losses.values())
+    def finished(self) -> dict[int, float]:
+        """Final loss by seed, of the seeds of which all runs finished."""
+        return {seed: loss for seed, loss in self.losses.items() if math.isfinite(loss)}
 
     @property
-    def value(self) -> float:
-        """Mean final loss in nats per token; infinite where it diverged, which ranks it last."""
-        mean = self.measured.mean
-        return math.inf if mean is None else mean
+    def lost(self) -> int:
+        """For how many seeds a run diverged."""
+        return len(self.losses) - len(self.finished)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether none finished."""
+        return not self.finished
+
+    @property
+    def standing(self) -> tuple[float, float]:
+        """Its place in the order of outcomes; a diverged run is worse than any loss."""
+        return rank_correlation.standing(list(self.losses.values()))
+
+    @property
+    def measured(self) -> Estimate:
+        """Mean final loss over the seeds that finished, with its interval; to be shown."""
+        return statistics.estimate(self.finished.values())
+
+    @property
+    def loss(self) -> float | None:
+        """Mean final loss in nats per token, to score by; None where a run diverged.
+
+        The mean of those that finished is not the loss of the variant.
+        """
+        return None if self.lost else self.measured.mean
 
     @property
     def error(self) -> float | None:
-        """Expected less measured loss; None in a ranking or where it diverged."""
-        mean = self.measured.mean
-        return None if mean is None or self.entry.loss is None else self.entry.loss - mean
+        """Expected less measured loss; None in a ranking or where a run diverged."""
+        expected, loss = self.entry.loss, self.loss
+        return None if expected is None or loss is None else expected - loss
 
     @property
     def covered(self) -> bool | None:
         """Whether the expected interval holds the measured mean; None without an interval.
 
-        A diverged variant has no loss, so the statement about its loss was wrong.
+        Where a run diverged there is no such loss, so the statement about it was wrong.
         """
-        low, high = self.entry.low, self.entry.high
-        return None if low is None or high is None else low <= self.value <= high
+        low, high, loss = self.entry.low, self.entry.high, self.loss
+        return None if low is None or high is None else loss is not None and low <= loss <= high
 
 
 class Pairs(NamedTuple):
@@ -86,6 +105,8 @@ class LossScore(NamedTuple):
 
     ``absolute`` and ``signed`` are the means of ``|expected - measured|`` and of ``expected -
     measured`` in nats per token over ``n`` variants; of the stated intervals some are covered.
+    ``interval`` is the mean score of the ``scored`` ones whose variant has a loss, ``reference``
+    that of the baseline for the same; ``ceiling`` is set where that took 0 to the unigram loss.
     """
 
     n: int
@@ -93,6 +114,17 @@ class LossScore(NamedTuple):
     signed: float | None
     intervals: int
     covered: int
+    scored: int = 0
+    interval: float | None = None
+    reference: float | None = None
+    ceiling: float | None = None
+
+    @property
+    def skill(self) -> float | None:
+        """1 - S / S_ref: 1 is perfect, 0 no better than the baseline; None without one."""
+        if self.interval is None or not self.reference:
+            return None
+        return 1 - self.interval / self.reference
 
 
 @dataclass(frozen=True)
@@ -111,20 +143,42 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """How what ran differs from what was planned when a prediction was stored.
+
+    Attributes:
+      added: variants that were not planned.
+      dropped: planned variants that the grid has no more.
+      seeds: how many it has.
+      planned: how many were planned.
+      score: over all that ran; None where nothing came on top.
+    """
+
+    added: tuple[str, ...]
+    dropped: tuple[str, ...]
+    seeds: int
+    planned: int
+    score: Score | None
+
+
+@dataclass(frozen=True)
 class Judged:
     """A workdir's prediction for its report.
 
     Attributes:
       stored: the record; its ``problem`` says why nothing is scored.
-      score: None where there is a problem, or less than two were measured.
+      score: over what was planned when it was stored; None where there is a problem, or less than
+        two were measured.
       open: names that were predicted and have no outcome (yet).
       missing: names that were measured and not predicted.
+      growth: how what ran differs from what was planned; None where it does not.
     """
 
     stored: record.Stored
     score: Score | None = None
     open: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    growth: Growth | None = None
 
 
 def judge(results: Results) -> Judged | None:
@@ -135,21 +189,51 @@ def judge(results: Results) -> Judged | None:
     prediction = stored.prediction
     if stored.problem or prediction is None:
         return Judged(stored)
-    found = {entry.name: _item(results, entry, prediction) for entry in prediction.entries}
-    items = [item for item in found.values() if item is not None]
-    there = results.series if prediction.subject == SERIES else [c.name for c in results.arms]
-    enough = len(items) >= (1 if prediction.kind == LOSSES else 2)
+    named = {entry.name for entry in prediction.entries}
+    there = list(results.series if prediction.subject == SERIES else [c.name for c in results.arms])
+    first = record.first_seed(stored.record["seal"])
+    planned = stored.planned
+    part = loading.part(results, planned.arms, range(first, first + planned.seeds))
+    measured = {i.name for each in (results, part) for i in _items(each, prediction)}
+    arms = [arm.name for arm in results.arms]
+    added = tuple(name for name in arms if name not in planned.arms)
+    dropped = tuple(name for name in planned.arms if name not in arms)
+    growth = None
+    if added or dropped or len(results.seeds) != planned.seeds:
+        more = added or len(results.seeds) > planned.seeds
+        whole = _score(results, prediction) if more else None
+        growth = Growth(added, dropped, len(results.seeds), planned.seeds, whole)
     return Judged(
-        stored, score(items, prediction.kind) if enough else None,
-        tuple(name for name, item in found.items() if item is None),
-        tuple(name for name in there if name not in found),
+        stored, _score(part, prediction),
+        tuple(entry.name for entry in prediction.entries if entry.name not in measured),
+        tuple(name for name in there if name not in named), growth,
     )  # fmt: skip
 
 
-def score(items: Sequence[Item], kind: str) -> Score:
+def _score(results: Results, prediction: Prediction) -> Score | None:
+    """Return the score over results; None where too little was measured."""
+    items = _items(results, prediction)
+    if len(items) < (1 if prediction.kind == LOSSES else 2):
+        return None
+    by_series = prediction.subject == SERIES
+    names = results.series if by_series else [arm.name for arm in results.arms]
+    every = [_item(results, Expected(name, 0), prediction) for name in names]
+    means = {i.name: i.loss for i in every if i is not None and i.loss is not None}
+    return score(items, prediction.kind, prediction.level, means, results.reference("unigram"))
+
+
+def _items(results: Results, prediction: Prediction) -> list[Item]:
+    found = [_item(results, entry, prediction) for entry in prediction.entries]
+    return [item for item in found if item is not None]
+
+
+def score(
+    items: Sequence[Item], kind: str, level: int = LEVEL, means: Mapping[str, float] | None = None,
+    unigram: float | None = None,
+) -> Score:  # fmt: skip
     """Score what was expected of items against what they came to.
 
-    The prediction's places are taken among these items alone.
+    The prediction's places are taken among these items alone; the rest is as in :func:`losses`.
     """
     expected = [float(item.entry.place) for item in items]
     predicted, measured = _places(items)
@@ -157,14 +241,16 @@ def score(items: Sequence[Item], kind: str) -> Score:
         tuple(items), tuple(predicted), tuple(measured),
         _correlation(rank_correlation.spearman, expected, items),
         _correlation(rank_correlation.kendall, expected, items),
-        by_size(items), pairs(items), losses(items) if kind == LOSSES else None, worst(items, kind),
+        by_size(items), pairs(items),
+        losses(items, level, means, unigram) if kind == LOSSES else None, worst(items, kind),
     )  # fmt: skip
 
 
 def _places(items: Sequence[Item]) -> tuple[list[float], list[float]]:
     """Return the predicted and the measured ranks."""
     expected = [float(item.entry.place) for item in items]
-    return rank_correlation.ranks(expected), rank_correlation.ranks([i.value for i in items])
+    measured = rank_correlation.order([item.standing for item in items])
+    return rank_correlation.ranks(expected), rank_correlation.ranks(measured)
 
 
 def by_size(items: Sequence[Item]) -> Correlation:
@@ -178,46 +264,79 @@ def by_size(items: Sequence[Item]) -> Correlation:
 def pairs(items: Sequence[Item]) -> Pairs:
     """Go through the pairs that the data can tell apart.
 
-    Those are: the 95 % interval of the difference paired by seed excludes 0, or one of them
-    diverged and the other did not. Intervals are not widened for the number of pairs.
+    Those are: all runs of one diverged and none of the other, or as many of both diverged and the
+    95 % interval of the difference paired by seed excludes 0. Where some diverged, a mean of the
+    others decides nothing in their favour. Intervals are not widened for the number of pairs.
     """
     said, wrong = [], []
-    for a, b in itertools.combinations(sorted(items, key=lambda item: item.value), 2):
-        gap = statistics.paired(b.losses, a.losses)
-        if a.diverged != b.diverged or not a.diverged and gap.excludes_zero:
-            better, worse = (a, b) if a.diverged != b.diverged or (gap.mean or 0) > 0 else (b, a)
+    for a, b in itertools.combinations(sorted(items, key=lambda item: item.standing), 2):
+        gap = statistics.paired(b.finished, a.finished)
+        lost = a.standing[0], b.standing[0]
+        if lost == (0.0, 1.0) or lost[0] == lost[1] and gap.excludes_zero:
+            better, worse = (a, b) if lost[0] != lost[1] or (gap.mean or 0) > 0 else (b, a)
             said.append(worse.entry.place - better.entry.place)
             wrong += [(worse.name, better.name)] if said[-1] < 0 else []
     return Pairs(len(said), sum(x > 0 for x in said), said.count(0), tuple(wrong))
 
 
-def losses(items: Sequence[Item]) -> LossScore:
-    """Compare expected losses with measured ones; diverged variants enter no mean."""
+def losses(
+    items: Sequence[Item], level: int = LEVEL, means: Mapping[str, float] | None = None,
+    unigram: float | None = None,
+) -> LossScore:  # fmt: skip
+    """Compare expected losses with measured ones; where a run diverged there is none to compare.
+
+    Args:
+      items: what was expected and came out.
+      level: per cent that the intervals are meant to cover.
+      means: measured mean loss by name, of all that the baseline forecaster may know.
+      unigram: loss of a model that knows no context, for that forecaster.
+    """
     errors = [item.error for item in items if item.error is not None]
     covered = [item.covered for item in items if item.covered is not None]
     n = len(errors)
-    means = [math.fsum(each) / n if n else None for each in (map(abs, errors), errors)]
-    return LossScore(n, means[0], means[1], len(covered), sum(covered))
+    absolute, signed = _mean(map(abs, errors)), _mean(errors)
+    own, other, ceiling = [], [], None
+    for item in items:
+        low, high, loss = item.entry.low, item.entry.high, item.loss
+        if low is None or high is None or loss is None:
+            continue
+        own.append(interval_score.interval_score(low, high, level, loss))
+        others = [mean for name, mean in (means or {}).items() if name != item.name]
+        ends = interval_score.baseline(others, level, unigram)
+        if ends is not None:
+            other.append(interval_score.interval_score(*ends, level, loss))
+        if len(others) < interval_score.FEWEST:
+            ceiling = unigram
+    reference = _mean(other) if len(other) == len(own) else None
+    return LossScore(
+        n, absolute, signed, len(covered), sum(covered), len(own), _mean(own), reference, ceiling
+    )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return math.fsum(values) / len(values) if values else None
 
 
 def worst(items: Sequence[Item], kind: str) -> int | None:
     """Return the index of the item furthest from its prediction; None where none is off.
 
-    By loss where losses were stated (a diverged variant is beyond any), else by rank.
+    By loss where losses were stated, the more so the more of its runs diverged, else by rank.
     """
     if kind == LOSSES:
-        off = [math.inf if item.error is None else abs(item.error) for item in items]
+        off = [(item.standing[0], abs(item.error or 0.0)) for item in items]
     else:
-        off = [abs(p - m) for p, m in zip(*_places(items), strict=True)]
-    most = max(off, default=0.0)
-    return off.index(most) if most else None
+        off = [(0.0, abs(p - m)) for p, m in zip(*_places(items), strict=True)]
+    most = max(off, default=(0.0, 0.0))
+    return off.index(most) if most > (0.0, 0.0) else None
 
 
 def _correlation(
     statistic: rank_correlation.Statistic, order: Sequence[float], items: Sequence[Item]
 ) -> Correlation:
-    found = rank_correlation.correlate(statistic, order, [item.value for item in items])
-    own = [{} if item.diverged else item.losses for item in items]
+    measured = rank_correlation.order([item.standing for item in items])
+    found = rank_correlation.correlate(statistic, order, measured)
+    own = [item.losses for item in items]
     ends = None if found.value is None else rank_correlation.bootstrap(statistic, order, own)
     low, high = ends or (None, None)
     return Correlation(found.value, found.p, found.exact, low, high)
@@ -228,18 +347,17 @@ def _item(results: Results, entry: Expected, prediction: Prediction) -> Item | N
     best = representatives(results)
     series = prediction.subject == SERIES
     own = [v for v in best if entry.name == (v.arm.series if series else v.arm.name)]
-    if not own:
-        return None
-    diverged, by_seed = any(v.all_diverged for v in own), _mean_losses(own)
-    if not diverged and (not by_seed or any(v.loss.mean is None for v in own)):
+    if not own or any(v.standing is None for v in own):
         return None
     counts = [v.arm.parameters for v in own if v.arm.parameters is not None]
     parameters = math.fsum(counts) / len(counts) if len(counts) == len(own) else None
-    lost = sum(v.count(DIVERGED) for v in own)
-    return Item(entry, own[0].arm.series, by_seed, diverged, lost, parameters)
+    return Item(entry, own[0].arm.series, _losses(own), parameters)
 
 
-def _mean_losses(variants: Sequence[Variant]) -> dict[int, float]:
-    """Return the mean over variants by seed, for the seeds that all of them have."""
-    common = sorted(set.intersection(*(set(v.losses) for v in variants)))
-    return {s: math.fsum(v.losses[s] for v in variants) / len(variants) for s in common}
+def _losses(variants: Sequence[Variant]) -> dict[int, float]:
+    """Return the mean over variants by seed; infinite where one of their runs diverged."""
+    by_seed: dict[int, list[float]] = {}
+    for run in (run for variant in variants for run in variant.runs):
+        loss = run.final_loss if run.outcome == FINISHED else None
+        by_seed.setdefault(run.seed, []).append(math.inf if loss is None else loss)
+    return {seed: math.fsum(own) / len(own) for seed, own in sorted(by_seed.items())}

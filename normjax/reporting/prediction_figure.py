@@ -33,20 +33,24 @@ def predicted(judged: Judged | None, results: Results, looks: Looks) -> Figure |
             "Left: the predicted order, lowest loss on top; right: the measured one, with mean "
             "losses. A level line was predicted right; equals share the mean of their places."
         )
-        canvas = _slopes(rows, own)
+        lost = {item.name: prediction_words.lost(item) for item in score.items}
+        canvas = _slopes(rows, own, lost)
     else:
         caption = (
             f"Hollow: expected loss, its stated {prediction.level or LEVEL} % interval dashed. "
             "Filled: mean of the measured losses, its 95 % t-interval over seeds solid (an arrow "
             "where an interval leaves the axis)."
         )
-        canvas = _losses(rows, own, score, f"validation loss (nats per {results.unit})")
+        canvas = _losses(rows, own, score, f"test loss (nats per {results.unit})")
     return drawing.figure("prediction", "Predicted and measured", caption, canvas, rows)
 
 
 def _losses(rows: Sequence[Row], looks: Looks, score: Score, label: str) -> drawing.Canvas:
-    items = sorted(score.items, key=lambda item: item.value)
-    notes = {i.name: "diverged" if i.error is None else number(i.error, True) for i in items}
+    items = sorted(score.items, key=lambda item: item.standing)
+    notes = {
+        i.name: prediction_words.lost(i) if i.error is None else number(i.error, True)
+        for i in items
+    }
     panel = Panel(rows, names=[item.name for item in items])
     expected = Span("expected_loss", "expected_low", "expected_high", hollow=True)
     measured = Span("measured_loss", "measured_low", "measured_high")
@@ -56,7 +60,7 @@ def _losses(rows: Sequence[Row], looks: Looks, score: Score, label: str) -> draw
     )  # fmt: skip
 
 
-def _slopes(rows: Sequence[Row], looks: Looks) -> drawing.Canvas:
+def _slopes(rows: Sequence[Row], looks: Looks, lost: Mapping[str, str]) -> drawing.Canvas:
     """Draw a line from every predicted place to the measured one."""
     canvas = drawing.canvas(0.6 + 0.3 * len(rows))
     axes = canvas.subplots()
@@ -76,7 +80,7 @@ def _slopes(rows: Sequence[Row], looks: Looks) -> drawing.Canvas:
             rows, drawing.spread(ranks, 0.62, 0.4, len(ranks) + 0.6), strict=True
         ):
             name = drawing.elide(row["name"], 28)
-            came = "diverged" if row["diverged"] else number(row["measured_loss"])
+            came = lost.get(row["name"]) or number(row["measured_loss"])
             text = f"{row[column]:g}  {name}  {came}" if side > 0 else f"{name}  {row[column]:g}"
             axes.plot((x + side * 0.012, x + side * 0.045), (row[column], place), lw=0.8,
                       color=looks[row["name"]].colour, clip_on=False)  # fmt: skip

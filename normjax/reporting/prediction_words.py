@@ -1,4 +1,4 @@
-"""A scored prediction as sentences, as the rows of a table, and as two lines for a terminal."""
+"""A scored prediction as sentences, as the rows of a table, and as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normjax.predictions import record
 from normjax.predictions.prediction import LOSSES, SERIES, Prediction
 from normjax.reporting.html import Section, listing, muted
 from normjax.reporting.palette import Look
-from normjax.reporting.prediction import Item, Judged, LossScore, Pairs, Score
+from normjax.reporting.prediction import Growth, Item, Judged, LossScore, Pairs, Score
 from normjax.reporting.rank_correlation import DRAWS, Correlation
 from normjax.reporting.results import Results
 from normjax.reporting.tables import Column, Table, dotted, interval, number, stacked, tag, view
@@ -59,10 +59,10 @@ def table(prediction: Prediction, score: Score) -> Table:
         Column("expected_low", entry("low")),
         Column("expected_high", entry("high")),
         Column("measured_loss", loss("mean"), stacked("Measured", "loss"),
-               lambda row: "diverged" if row.item.diverged else interval(row.item.measured), "n"),
+               lambda row: lost(row.item) or interval(row.item.measured), "n"),
         Column("measured_low", loss("low")),
         Column("measured_high", loss("high")),
-        Column("diverged", lambda row: int(row.item.diverged)),
+        Column("diverged", lambda row: row.item.lost),
     ])  # fmt: skip
     more = []
     if losses:
@@ -72,6 +72,13 @@ def table(prediction: Prediction, score: Score) -> Table:
         words = {True: "yes", False: "no", None: "–"}
         more.append(view("Covered", lambda row: words[row.item.covered]))
     return Table([*shown.columns, *more])
+
+
+def lost(item: Item) -> str:
+    """Say how many of an item's seeds diverged, "" where none did."""
+    if not item.lost:
+        return ""
+    return "diverged" if item.diverged else f"{item.lost} of {len(item.losses)} diverged"
 
 
 def _expected(row: Placed) -> Markup:
@@ -87,14 +94,18 @@ def section(
     """Return the page's section: sentences, reason, and a table where scored; none without one."""
     if judged is None:
         return []
-    prediction, score = judged.stored.prediction, judged.score
+    prediction, score, growth = judged.stored.prediction, judged.score, judged.growth
     blocks = [tag("p", stored(judged), cls="warning" if judged.stored.problem else "")]
     if prediction and prediction.reason:
         blocks.append(tag("blockquote", prediction.reason))
+    blocks += [tag("p", grown(growth), cls="warning")] if growth else []
     blocks += [listing(sentences(judged, results)), *([picture] if picture else [])]
     if score is not None and prediction is not None:
-        rows = sorted(placed(score, looks), key=lambda row: row.item.value)
-        averaged = "A series is ranked by the mean of its losses over its variants. "
+        rows = sorted(placed(score, looks), key=lambda row: row.item.standing)
+        averaged = (
+            "A series is ranked by the mean of its losses over its variants; a seed for which one"
+            " of them diverged counts as diverged. "
+        )
         blocks += [table(prediction, score)(rows), muted(
             "Place 1 is the lowest loss; equals share the mean of their places. {}The range of a"
             " correlation is the 95 % percentile interval of the bootstrap over whole seeds; from"
@@ -104,6 +115,9 @@ def section(
             averaged if prediction.subject == SERIES else "",
             str(judged.stored.record.get("seal", ""))[:16],
         )]  # fmt: skip
+    if growth and growth.score is not None and prediction is not None:
+        blocks += [tag("p", "Over all that ran:"),
+                   listing(_scored(growth.score, prediction, results.unit))]  # fmt: skip
     return [Section("predicted", "Predicted and measured", blocks)]
 
 
@@ -119,22 +133,30 @@ def stored(judged: Judged) -> str:
     steps = kept.get("steps_taken")
     return (
         f"{what} of {len(prediction.entries)} {kind}, predicted{by} and stored on {when}, when the"
-        f" runs of this folder had taken {steps} steps."
+        f" runs of this folder had taken {steps} steps. Their seeds are drawn from the prediction,"
+        f" from {record.first_seed(kept['seal'])} on."
+    )
+
+
+def grown(growth: Growth) -> str:
+    """Say how what ran differs from what was planned when the prediction was stored."""
+    parts = [f"variants were added ({listed(growth.added)})"] if growth.added else []
+    parts += [f"variants were left out ({listed(growth.dropped)})"] if growth.dropped else []
+    if growth.seeds != growth.planned:
+        count = counted(growth.seeds, "seed")
+        parts.append(f"there {'is' if growth.seeds == 1 else 'are'} {count}, not {growth.planned}")
+    first = " The score of what was planned comes first." if growth.score else ""
+    return (
+        f"The grid is not the one that was planned when the prediction was stored: {listed(parts)}."
+        f" That may have been decided with a look at results.{first}"
     )
 
 
 def sentences(judged: Judged, results: Results) -> list[str]:
     """Return how good the prediction was, the main number first."""
-    said = []
-    if judged.score is not None:
-        score = judged.score
-        if len(score.items) > 1:
-            said += [agreement(score), baselines(score), told_apart(score.pairs)]
-        if score.losses is not None and judged.stored.prediction is not None:
-            level = judged.stored.prediction.level
-            said += [*_losses(score.losses, f"nats per {results.unit}", level)]
-        said.append(most_wrong(score))
-        said += _some_lost(score)
+    said, prediction = [], judged.stored.prediction
+    if judged.score is not None and prediction is not None:
+        said = _scored(judged.score, prediction, results.unit)
     elif not judged.stored.problem:
         said.append("There is nothing to score yet: too few of what was predicted have finished.")
     if judged.open:
@@ -144,21 +166,42 @@ def sentences(judged: Judged, results: Results) -> list[str]:
     return [text for text in said if text]
 
 
+def _scored(score: Score, prediction: Prediction, unit: str) -> list[str]:
+    said = []
+    if len(score.items) > 1:
+        said += [agreement(score), baselines(score), told_apart(score.pairs)]
+    if score.losses is not None:
+        said += _losses(score.losses, f"nats per {unit}", prediction.level)
+    return [text for text in [*said, most_wrong(score), *_some_lost(score)] if text]
+
+
 def headline(judged: Judged) -> list[str]:
-    """Return two lines for a terminal."""
+    """Return the lines for a terminal: how the grid grew, the score, the most wrong."""
     prediction, score = judged.stored.prediction, judged.score
-    if judged.stored.problem or score is None or prediction is None:
+    if judged.stored.problem or prediction is None:
         return [f"Prediction: {stored(judged)}"]
-    by = f" by {prediction.author}" if prediction.author else ""
-    rho = score.spearman
-    parts = []
+    said = [grown(judged.growth)] if judged.growth is not None else []
+    if score is None:
+        said.append(f"Prediction: {stored(judged)}")
+    else:
+        by = f" by {prediction.author}" if prediction.author else ""
+        said += [f"Predicted{by}: {_short(score)}.", most_wrong(score)]
+    if judged.growth is not None and judged.growth.score is not None:
+        said.append(f"Over all that ran: {_short(judged.growth.score)}.")
+    return said
+
+
+def _short(score: Score) -> str:
+    rho, parts = score.spearman, []
     if rho.value is not None:
         parts.append(f"rank correlation {_value(rho.value)} (Spearman, p = {_p(rho)})")
     if score.pairs.decided:
         parts.append(f"{score.pairs.right} of {score.pairs.decided} decided pairs right")
     if score.losses is not None and score.losses.absolute is not None:
         parts.append(f"losses off by {number(score.losses.absolute)} nats on average")
-    return [f"Predicted{by}: {', '.join(parts) or 'nothing to compare'}.", most_wrong(score)]
+    if score.losses is not None and score.losses.skill is not None:
+        parts.append(f"intervals' skill {_value(score.losses.skill)} (0: the baseline, 1: perfect)")
+    return ", ".join(parts) or "nothing to compare"
 
 
 def agreement(score: Score) -> str:
@@ -182,6 +225,10 @@ def baselines(score: Score) -> str:
     if score.spearman.value is None:
         return ""
     text = "A random order scores 0 on average"
+    rho = score.spearman
+    if rho.low is not None and rho.high is not None:
+        side = "holds 0" if rho.low <= 0 <= rho.high else "does not hold 0"
+        text += f" (the interval of the Spearman correlation {side})"
     if score.by_size.value is None:
         return f"{text}; the parameter counts give no order to compare with."
     return (
@@ -196,7 +243,8 @@ def told_apart(pairs: Pairs) -> str:
         return "No pair is told apart by the data, so no pair can be right or wrong."
     text = (
         f"The data tell {counted(pairs.decided, 'pair')} apart (95 % interval of the paired"
-        f" difference without 0, or one diverged): {pairs.right} predicted in the right order,"
+        " difference without 0, or all runs of one diverged and none of the other):"
+        f" {pairs.right} predicted in the right order,"
         f" {len(pairs.wrong)} in the wrong one"
     )
     text += f", {pairs.equal} as equal." if pairs.equal else "."
@@ -217,7 +265,9 @@ def most_wrong(score: Score) -> str:
     )
     if score.losses is None:
         return f"Most wrong: {item.name}, {places}."
-    came = "all its runs diverged" if item.diverged else f"measured {number(item.measured.mean)}"
+    came = f"measured {number(item.loss)}"
+    if item.lost:
+        came = "all its runs diverged" if item.diverged else lost(item)
     return f"Most wrong: {item.name}, expected {number(item.entry.loss)} nats, {came}."
 
 
@@ -237,7 +287,28 @@ def _losses(score: LossScore, unit: str, level: int) -> list[str]:
             f"{'holds' if score.covered == 1 else 'hold'} the measured mean, {share:.0f} % where"
             f" {level} % was meant (about {score.intervals * level / 100:.1f})."
         )
+    if score.interval is not None:
+        said.append(_interval_score(score, unit, level))
     return said
+
+
+def _interval_score(score: LossScore, unit: str, level: int) -> str:
+    alpha = (100 - level) / 100
+    text = (
+        f"The intervals score {number(score.interval)} {unit} on average over"
+        f" {counted(score.scored, 'variant')}, less is better: the width, and {2 / alpha:g} times"
+        f" (2/alpha, alpha = {alpha:g}) by how much the measured mean lies outside (Gneiting and"
+        " Raftery 2007)"
+    )
+    if score.reference is None or score.skill is None:
+        return f"{text}; there is no baseline to compare with."
+    made = f"the central {level} % range of the measured means of the others"
+    if score.ceiling is not None:
+        made = f"0 to the unigram loss, {number(score.ceiling)}, since too few others are there,"
+    return (
+        f"{text}. A forecaster who states for each {made} scores {number(score.reference)}: the"
+        f" skill is {_value(score.skill)} (1 is perfect, 0 no better than that forecaster)."
+    )
 
 
 def _some_lost(score: Score) -> list[str]:
@@ -248,9 +319,15 @@ def _some_lost(score: Score) -> list[str]:
         shared = ", equal among themselves" if len(last) > 1 else ""
         said.append(f"Diverged, and so in the last place{shared}: {listed(last)}.")
     if partly:
+        put = "it" if len(partly) == 1 else "them"
         said.append(
-            f"Some runs of {listed(partly)} diverged; the measured means cover the others and"
-            " flatter."
+            f"Some runs of {listed(partly)} diverged, which puts {put} behind all of which fewer"
+            " did, whatever the others came to."
+        )
+    if score.losses is not None and (last or partly):
+        said.append(
+            "Where a run diverged there is no loss: a stated interval counts as missed, and it is"
+            " in no mean of errors or scores, the baseline's included."
         )
     return said
 

@@ -48,6 +48,25 @@ def ranks(values: Sequence[float]) -> list[float]:
     return ((below + upto + 1) / 2).tolist()
 
 
+def standing(losses: Sequence[float]) -> tuple[float, float]:
+    """Return the place of runs in the order of outcomes, as ``Variant.standing``: less is better.
+
+    First the share that diverged, whose loss is infinite, then the mean of the others.
+
+    >>> standing([1.0, 3.0]) < standing([9.0, 9.0]) < standing([1.0, float("inf")])
+    True
+    """
+    known = [loss for loss in losses if math.isfinite(loss)]
+    mean = math.fsum(known) / len(known) if known else math.inf
+    return ((len(losses) - len(known)) / len(losses) if losses else 1.0), mean
+
+
+def order(standings: Sequence[tuple[float, float]]) -> list[float]:
+    """Return standings as numbers in the same order; equals stay equal."""
+    known = sorted(set(standings))
+    return [float(known.index(each)) for each in standings]
+
+
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return Pearson's correlation of the ranks.
 
@@ -86,20 +105,20 @@ def bootstrap(
     """Return the 95 % percentile interval of a rank correlation over resampled seeds.
 
     A resample draws whole seeds, the same for all entries, since the runs of one seed share their
-    batches. An entry's value is its mean over the drawn seeds that it has; without any of them it
-    keeps its mean over all of its own, and without a loss at all it comes last.
+    batches. An entry stands where the drawn seeds that it has put it; without any of them, where
+    all of its own do; without a run at all it comes last.
 
     Args:
       statistic: :func:`spearman` or :func:`kendall`.
       predicted: one value per entry.
-      losses: final loss by seed, one mapping per entry; empty where every run diverged.
+      losses: final loss by seed, one mapping per entry; infinite where the run diverged.
     """
     seeds = sorted({seed for own in losses for seed in own})
     if len(seeds) < 2:
         return None
     found = []
     for drawn, times in _resamples(seeds):
-        value = statistic(predicted, [_mean(own, drawn) for own in losses])
+        value = statistic(predicted, order([_standing(own, drawn) for own in losses]))
         if value is not None:
             found += [value] * times
     if not found:
@@ -108,9 +127,8 @@ def bootstrap(
     return float(low), float(high)
 
 
-def _mean(own: Mapping[int, float], drawn: Sequence[int]) -> float:
-    values = [own[seed] for seed in drawn if seed in own] or list(own.values())
-    return math.fsum(values) / len(values) if values else math.inf
+def _standing(own: Mapping[int, float], drawn: Sequence[int]) -> tuple[float, float]:
+    return standing([own[seed] for seed in drawn if seed in own] or list(own.values()))
 
 
 def _resamples(seeds: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:

@@ -48,6 +48,7 @@ RESULTS = Table([
     Column("tokens", lambda row: row[2].get("tokens")),
     _metric("train_loss", "train/loss"),
     _metric("validation_loss", "validation/loss"),
+    _metric("test_loss", "test/loss"),
     _metric("gradient_norm", "gradient/norm"),
     Column("skipped_updates", lambda row: row[2].get("update/skipped")),
     Column("state", lambda row: row[0].state),
@@ -64,6 +65,7 @@ def _gap(variant: Variant) -> Estimate:
 SUMMARY = Table([
     Column("arm", lambda v: v.arm.name),
     Column("series", lambda v: v.arm.series),
+    Column("condition", lambda v: v.arm.condition),
     Column("x", lambda v: v.arm.x),
     *(_rate(name) for name in (*RATES, "steps")),
     Column("runs", lambda v: len(v.runs)),
@@ -71,15 +73,18 @@ SUMMARY = Table([
     Column("diverged", lambda v: v.count(DIVERGED)),
     Column("rank", lambda v: v.rank, "rank"),
     view("variant", lambda v: v.label),
-    Column("validation_loss", lambda v: v.loss.mean, "loss", lambda v: number(v.loss.mean)),
-    Column("validation_loss_low", lambda v: v.loss.low, "95 % interval", lambda v: span(v.loss)),
-    Column("validation_loss_high", lambda v: v.loss.high),
-    Column("validation_loss_sd", lambda v: v.loss.sd),
+    Column("test_loss", lambda v: v.loss.mean, "loss", lambda v: number(v.loss.mean)),
+    Column("test_loss_low", lambda v: v.loss.low, "95 % interval", lambda v: span(v.loss)),
+    Column("test_loss_high", lambda v: v.loss.high),
+    Column("test_loss_sd", lambda v: v.loss.sd),
+    Column("seed_error", lambda v: v.loss.seed_error),
+    Column("text_error", lambda v: v.loss.text_error),
     Column("difference", lambda v: _gap(v).mean, "vs baseline",
            lambda v: number(_gap(v).mean, signed=True)),
     Column("difference_low", lambda v: _gap(v).low, "95 % interval",
            lambda v: span(_gap(v), signed=True)),
     Column("difference_high", lambda v: _gap(v).high),
+    Column("difference_p", lambda v: _gap(v).p),
     Column("pairs", lambda v: _gap(v).n),
     view("runs", runs_text),
     Column("parameters", lambda v: v.arm.parameters),
@@ -140,7 +145,7 @@ def headline(workdir: Path) -> str:
     texts = [finding.text for finding in said if finding.kind != DETAIL]
     judged = prediction.judge(results)
     texts += [] if judged is None else prediction_words.headline(judged)
-    title = f"{results.plan.get('title', '')} (validation loss in nats per {results.unit})"
+    title = f"{results.plan.get('title', '')} (test loss in nats per {results.unit})"
     ranking = SUMMARY.terminal(results.ranked())
     return "\n".join([tables.plain(title), "", ranking, "", wrapped(texts)])
 

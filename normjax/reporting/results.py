@@ -1,12 +1,15 @@
 """A workdir read back: its plan, its runs and what each variant came to.
 
 Nothing is dropped. A run that was planned but never started, was stopped or diverged is here with
-that state; only finished runs enter a mean, and diverged ones are counted beside it.
+that state. Outcomes have one order, which ranking, choice of rates and words share: a finished run
+is as good as its loss, a diverged one worse than any loss, an unfinished one unknown. Only finished
+runs enter a mean; a variant with diverged runs stands behind every one with fewer of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +33,10 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """A planned configuration; ``series`` and ``x`` say on which line and where it is drawn."""
+    """A planned configuration; ``series`` and ``x`` say on which line and where it is drawn.
+
+    ``condition`` is under what circumstances it is compared with the others that have the same.
+    """
 
     name: str
     series: str
@@ -42,6 +48,7 @@ class PlannedArm:
     flops_per_token: float | None
     rows: dict[str, Any] = field(default_factory=dict)
     colour: str = ""
+    condition: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,29 @@ class RunResult:
     problems: tuple[str, ...] = ()
 
     @cached_property
-    def final_loss(self) -> float | None:
-        """Validation loss (nats per token) at the planned last step of a finished run."""
+    def _last(self) -> dict[str, Any] | None:
+        """The evaluation at the planned last step of a run that is done."""
         last = self.evaluations[-1] if self.evaluations else {}
-        if self.state != "done" or last.get("step") != self.rates.steps:
-            return None
-        return finite(last.get("validation/loss"))
+        return last if self.state == "done" and last.get("step") == self.rates.steps else None
+
+    @cached_property
+    def final_loss(self) -> float | None:
+        """Test loss (nats per token) at the planned last step of a finished run."""
+        return finite((self._last or {}).get("test/loss"))
+
+    @cached_property
+    def parts(self) -> tuple[float, ...]:
+        """The final loss over stretches of the test text; empty where they are not known."""
+        given = (self._last or {}).get("test/blocks")
+        found = [finite(x) for x in given] if isinstance(given, list) else []
+        return tuple(x for x in found if x is not None) if None not in found else ()
+
+    @cached_property
+    def choice_loss(self) -> float | None:
+        """Validation loss there, by which rates are chosen: infinity where it diverged."""
+        if self.outcome == DIVERGED:
+            return math.inf
+        return finite((self._last or {}).get("validation/loss"))
 
     @cached_property
     def outcome(self) -> str:
@@ -81,9 +105,8 @@ class RunResult:
         """
         if self.final_loss is not None:
             return FINISHED
-        last = self.evaluations[-1] if self.evaluations else {}
-        at_end = self.state == "done" and last.get("step") == self.rates.steps
-        return DIVERGED if self.state == "diverged" or at_end else UNFINISHED
+        ended = self.state == "diverged" or self._last is not None
+        return DIVERGED if ended else UNFINISHED
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
         """Return the steps at which a metric is finite, and its values there."""
@@ -110,8 +133,29 @@ class Variant:
 
     @cached_property
     def losses(self) -> dict[int, float]:
-        """Final validation loss by seed, finished runs only."""
+        """Final test loss by seed, finished runs only."""
         return {run.seed: run.final_loss for run in self.runs if run.final_loss is not None}
+
+    @cached_property
+    def parts(self) -> dict[int, tuple[float, ...]]:
+        """The same losses over stretches of the test text."""
+        return {run.seed: run.parts for run in self.runs if run.final_loss is not None}
+
+    @cached_property
+    def standing(self) -> tuple[float, float] | None:
+        """Its place in the order of outcomes, less is better; None where it is unknown.
+
+        First the share of its runs that diverged, then the mean loss of the others.
+        """
+        return _standing([run.outcome for run in self.runs], self.losses.values())
+
+    @cached_property
+    def choice(self) -> tuple[float, float, float]:
+        """What its rates are chosen by, less is better: as its standing, on validation text."""
+        losses = [run.choice_loss for run in self.runs]
+        known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+        found = _standing([run.outcome for run in self.runs], known)
+        return (1.0, 0.0, 0.0) if found is None else (0.0, *found)
 
     def count(self, outcome: str) -> int:
         """Return the number of runs with an outcome."""
@@ -155,10 +199,20 @@ class Results:
         return {"char": "character", "byte": "byte"}.get(kind, "token")
 
     @property
+    def conditions(self) -> tuple[str, ...]:
+        """The circumstances under which the series are compared, in plan order."""
+        return tuple(dict.fromkeys(arm.condition for arm in self.arms))
+
+    @cached_property
     def varied(self) -> tuple[str, ...]:
-        """The rates that take several values in this grid."""
-        every = [run.rates for run in self.runs]
-        return tuple(name for name in RATES if len({getattr(r, name) for r in every}) > 1)
+        """The rates that take several values for one arm."""
+        every: dict[str, list[Rates]] = {}
+        for run in self.runs:
+            every.setdefault(run.arm, []).append(run.rates)
+        return tuple(
+            name for name in RATES
+            if any(len({getattr(r, name) for r in own}) > 1 for own in every.values())
+        )  # fmt: skip
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -166,7 +220,9 @@ class Results:
         return tuple(sorted({run.seed for run in self.runs}))
 
     def reference(self, name: str) -> float | None:
-        """Return the corpus' ``unigram``, ``uniform`` or ``optimum`` loss in nats per token.
+        """Return ``unigram``, ``bigram``, ``uniform`` or ``optimum`` loss in nats per token.
+
+        Those of counting are of the windows that final losses are measured on.
 
         Only a synthetic task has an optimum: the least loss that is possible.
         """
@@ -178,36 +234,61 @@ class Results:
         Those whose runs all diverged rank last; those without an outcome yet follow unranked.
         """
 
-        def place(v: Variant) -> tuple:
-            return (v.arm.x or 0.0, v.loss.mean is None, v.rank is None, v.loss.mean or 0.0)
+        conditions = {name: i for i, name in enumerate(self.conditions)}
 
-        return sorted(self.variants, key=lambda v: (v.arm.x is None, *place(v)))
+        def place(v: Variant) -> tuple:
+            unknown = (v.rank is None, v.loss.mean is None)
+            return (*unknown, v.rank or 0, v.loss.mean or 0.0)
+
+        def panel(v: Variant) -> tuple:
+            return (conditions[v.arm.condition], v.arm.x is None, v.arm.x or 0.0)
+
+        return sorted(self.variants, key=lambda v: (*panel(v), *place(v)))
+
+    def base_of(self, variant: Variant) -> Variant | None:
+        """Return the baseline that a variant is compared with: of its panel."""
+        key = self.panel_key(variant)
+        found = [v for v in self.variants if v.arm.series == self.baseline]
+        return next((v for v in found if self.panel_key(v) == key), None)
 
     def gaps(self, variant: Variant) -> dict[int, float]:
         """Return by seed what a variant's losses lie above those of the baseline beside it."""
-        place = (variant.arm.x, variant.rates)
-        for base in self.variants if variant.difference is not None else ():
-            if base.arm.series == self.baseline and (base.arm.x, base.rates) == place:
-                return statistics.differences(variant.losses, base.losses)
-        return {}
+        base = self.base_of(variant) if variant.difference is not None else None
+        return {} if base is None else statistics.differences(variant.losses, base.losses)
 
     def panels(self) -> dict[tuple[Any, ...], list[Variant]]:
-        """Group the variants that are compared with one another: same x, same rates."""
+        """Group the variants that are compared with one another: same condition, x, rates."""
         groups: dict[tuple[Any, ...], list[Variant]] = {}
         for variant in self.variants:
             groups.setdefault(self.panel_key(variant), []).append(variant)
         return groups
 
     def panel_key(self, variant: Variant) -> tuple[Any, ...]:
-        """Return ``(x, rates that vary...)`` of a variant."""
+        """Return ``(condition, x, rates that vary...)`` of a variant."""
         rates = [getattr(variant.rates, name) if variant.rates else None for name in self.varied]
-        return (variant.arm.x, *rates)
+        return (variant.arm.condition, variant.arm.x, *rates)
 
     def panel_title(self, key: tuple[Any, ...]) -> str:
         """Return a panel's heading, such as ``depth 4, learning rate 0.001``; "" for only one."""
         names = [self.x["name"] if self.x else "", *(n.replace("_", " ") for n in self.varied)]
-        told = [(n, v) for n, v in zip(names, key, strict=True) if n and v is not None]
-        return ", ".join(f"{name} {value:g}" for name, value in told)
+        condition, *rest = key
+        told = [(n, v) for n, v in zip(names, rest, strict=True) if n and v is not None]
+        return ", ".join([*filter(None, [condition]), *(f"{n} {value:g}" for n, value in told)])
+
+
+def difference(variant: Variant, base: Variant | None) -> Estimate:
+    """Return what a variant's losses lie above those of another, paired by seed and by text."""
+    if base is None:
+        return Estimate(0)
+    return statistics.paired(variant.losses, base.losses, parts=(variant.parts, base.parts))
+
+
+def _standing(outcomes: Sequence[str], losses: Iterable[float]) -> tuple[float, float] | None:
+    if not outcomes or UNFINISHED in outcomes:
+        return None
+    known = list(losses)
+    mean = math.fsum(known) / len(known) if known else math.inf
+    return outcomes.count(DIVERGED) / len(outcomes), mean
 
 
 def finite(value: Any) -> float | None:

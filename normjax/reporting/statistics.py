@@ -1,4 +1,7 @@
-"""Means, Student t intervals and differences paired by seed.
+"""Means, Student t intervals, differences paired by seed, and what many comparisons need.
+
+Two things make a measured loss another one: the seed, and the text that it is measured on. Where
+losses come with their parts over stretches of the text, both are in the interval.
 
 Pure functions of numbers. Sums are exact (``math.fsum``), so the order in which runs are listed
 cannot change a digit of a table.
@@ -7,19 +10,26 @@ cannot change a digit of a table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scipy import special
 
 CONFIDENCE = 0.95
+Parts = Mapping[int, Sequence[float]]
+"""By seed: the losses over stretches of the evaluation text."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """The mean of n values or pairs, None without any, with its interval.
 
-    The standard deviation (``n - 1`` in the denominator) and the ends are None where ``n < 2``.
+    The standard deviation (``n - 1`` in the denominator), the errors and the ends are None where
+    ``n < 2``; ``text_error`` also where no parts were given.
+
+    Attributes:
+      seed_error, text_error: standard errors from the scatter over seeds and over the text.
+      freedom: degrees of freedom of both together.
     """
 
     n: int
@@ -27,6 +37,23 @@ class Estimate:
     sd: float | None = None
     low: float | None = None
     high: float | None = None
+    seed_error: float | None = None
+    text_error: float | None = None
+    freedom: float | None = None
+
+    @property
+    def p(self) -> float | None:
+        """Two-sided p-value of "the mean is 0" by Student's t; None without an interval.
+
+        >>> round(estimate([1.0, 2.0, 3.0]).p, 4)
+        0.0742
+        """
+        if self.mean is None or self.seed_error is None or self.freedom is None:
+            return None
+        error = math.hypot(self.seed_error, self.text_error or 0.0)
+        if error == 0:
+            return 0.0 if self.mean else 1.0
+        return float(2 * special.stdtr(self.freedom, -abs(self.mean) / error))
 
     @property
     def half_width(self) -> float | None:
@@ -57,10 +84,23 @@ def t_factor(n: int, confidence: float = CONFIDENCE) -> float:
     return float(special.stdtrit(n - 1, (1 + confidence) / 2))
 
 
-def estimate(values: Iterable[float], confidence: float = CONFIDENCE) -> Estimate:
+def estimate(
+    values: Iterable[float], confidence: float = CONFIDENCE,
+    parts: Sequence[Sequence[float]] | None = None,
+) -> Estimate:  # fmt: skip
     """Estimate a mean: ``m +- t s / sqrt(n)`` with ``s^2 = sum (v - m)^2 / (n - 1)``.
 
+    With parts the squared error of the text, that of the means over values of the K columns, is
+    added to the squared error of the seeds, and t has the degrees of freedom of Satterthwaite
+    (1946): ``(a + b)^2 / (a^2 / (n - 1) + b^2 / (K - 1))``. What scatters with both is then counted
+    twice, so the interval is rather too wide.
+
     No value gives no mean, one value gives a mean without an interval.
+
+    Args:
+      values: n numbers.
+      confidence: of the interval.
+      parts: (n, K): each value's parts over the same K stretches of a text, K at least 2.
 
     Raises:
         ValueError: if a value is not finite. Divergence is counted by the caller, not averaged.
@@ -79,9 +119,39 @@ def estimate(values: Iterable[float], confidence: float = CONFIDENCE) -> Estimat
     mean = math.fsum(numbers) / n
     if n == 1:
         return Estimate(1, mean)
-    sd = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (n - 1))
-    reach = t_factor(n, confidence) * sd / math.sqrt(n)
-    return Estimate(n, mean, sd, mean - reach, mean + reach)
+    sd = _scatter(numbers)
+    seeds, text, freedom = sd / math.sqrt(n), None, float(n - 1)
+    if parts and len(parts[0]) > 1:
+        columns = [math.fsum(column) / n for column in zip(*parts, strict=True)]
+        text = _scatter(columns) / math.sqrt(len(columns))
+        a, b = seeds**2, text**2
+        if a + b:
+            freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (len(columns) - 1))
+    t = float(special.stdtrit(freedom, (1 + confidence) / 2))
+    reach = t * math.hypot(seeds, text or 0.0)
+    return Estimate(n, mean, sd, mean - reach, mean + reach, seeds, text, freedom)
+
+
+def _scatter(numbers: Sequence[float]) -> float:
+    mean = math.fsum(numbers) / len(numbers)
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values adjusted for their number by Holm's method (1979); None stays None.
+
+    The k-th smallest of m is multiplied by m - k + 1, and none is smaller than one before it.
+
+    >>> holm([0.01, 0.04, None, 0.03])
+    [0.03, 0.06, None, 0.06]
+    """
+    known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    out: list[float | None] = [None] * len(p_values)
+    least = 0.0
+    for rank, (p, i) in enumerate(known):
+        least = min(1.0, max(least, p * (len(known) - rank)))
+        out[i] = least
+    return out
 
 
 def differences(minuend: Mapping[int, float], subtrahend: Mapping[int, float]) -> dict[int, float]:
@@ -95,16 +165,25 @@ def differences(minuend: Mapping[int, float], subtrahend: Mapping[int, float]) -
 
 
 def paired(
-    minuend: Mapping[int, float], subtrahend: Mapping[int, float], confidence: float = CONFIDENCE
-) -> Estimate:
+    minuend: Mapping[int, float], subtrahend: Mapping[int, float], confidence: float = CONFIDENCE,
+    parts: tuple[Parts, Parts] = ({}, {}),
+) -> Estimate:  # fmt: skip
     """Estimate the mean of ``minuend - subtrahend`` over the seeds that both have.
 
-    Two runs of one seed draw the same batches, so what the seed does to both cancels.
+    Two runs of one seed draw the same batches, so what the seed does to both cancels; so does what
+    the text does, where ``parts`` hold both sides' losses over stretches of it.
 
     >>> paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}).mean
     1.0
     """
-    return estimate(differences(minuend, subtrahend).values(), confidence)
+    found = differences(minuend, subtrahend)
+    sides = [[side.get(seed, ()) for seed in found] for side in parts]
+    both = [
+        [x - y for x, y in zip(a, b, strict=True)] if len(a) == len(b) else []
+        for a, b in zip(*sides, strict=True)
+    ]
+    whole = both and len({len(row) for row in both}) == 1 and both[0]
+    return estimate(found.values(), confidence, both if whole else None)
 
 
 def perplexity(loss: float) -> float:

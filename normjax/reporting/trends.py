@@ -13,8 +13,9 @@ from normjax.reporting.findings import (
     divergence,
     no_better_than_counting,
     residual_or_norm,
+    seen_under,
 )
-from normjax.reporting.results import Results, Variant
+from normjax.reporting.results import DIVERGED, Results, Variant, difference
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number
 from normjax.reporting.wording import (
@@ -22,7 +23,6 @@ from normjax.reporting.wording import (
     MAIN,
     Finding,
     change,
-    difference,
     listed,
     no_baseline,
     references,
@@ -65,7 +65,8 @@ def answer(results: Results) -> list[Finding]:
     ]  # fmt: skip
     return [
         *(Finding(MAIN, text) for text in main), *residual_or_norm(results, best),
-        _baseline(results, every), *(Finding(DETAIL, text) for text in details),
+        Finding(MAIN, seen_under(results)), _baseline(results, every),
+        *(Finding(DETAIL, text) for text in details),
     ]  # fmt: skip
 
 
@@ -107,13 +108,15 @@ def _worst(results: Results, every: Lines) -> Iterator[str]:
         return
     here = {n: v[last] for n, v in every.items() if last in v and n != results.baseline}
     lost = [name for name, v in here.items() if v.all_diverged]
-    gaps = [(name, difference(v, base)) for name, v in here.items()]
+    some = {n: v.count(DIVERGED) for n, v in here.items() if n not in lost}
+    gaps = [(name, difference(v, base)) for name, v in here.items() if not some.get(name)]
     known = [(name, gap) for name, gap in gaps if gap.mean is not None]
     parts = [f"every run of {listed(lost)} diverged"] if lost else []
+    parts += [f"{k} of {len(here[n].runs)} runs of {n} diverged" for n, k in some.items() if k]
     if known:
         name, gap = max(known, key=lambda item: item[1].mean or 0.0)
         sure = " (no interval)" if gap.low is None else _mark(gap)
-        word = "of those that trained, " if lost else ""
+        word = "of those without a diverged run, " if parts else ""
         parts.append(
             f"{word}{name} lies furthest above {results.baseline}, by "
             f"{change(gap)} nats per {results.unit}{sure}"
@@ -128,14 +131,14 @@ def _best(results: Results, every: Lines) -> Iterator[str]:
     each = []
     for x in sorted({x for points in every.values() for x in points}):
         here = [points[x] for points in every.values() if x in points]
-        here = sorted((v for v in here if v.loss.mean is not None), key=lambda v: v.loss.mean or 0)
+        here = sorted((v for v in here if v.standing and v.losses), key=lambda v: v.standing or ())
         shown = [f"{v.arm.series} ({number(v.loss.mean)})" for v in here[:2]]
         if len(here) > 1 and difference(here[1], here[0]).excludes_zero:
             del shown[1]
         each.append(f"at {_at(results, x)} {', not separated from '.join(shown) or 'none'}")
     if each:
         unit = f"nats per {results.unit}"
-        yield f"Lowest mean validation loss ({unit}): {'; '.join(each)}."
+        yield f"Lowest mean test loss ({unit}): {'; '.join(each)}."
 
 
 def _baseline(results: Results, every: Lines) -> Finding:

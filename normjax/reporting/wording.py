@@ -23,11 +23,11 @@ class Finding:
 
 
 def representatives(results: Results) -> list[Variant]:
-    """Return one variant per arm: its only one, or the best of the rates that were tried."""
+    """Return one variant per arm: its only one, or the best of the rates on validation text."""
     chosen = []
     for arm in results.arms:
         variants = [v for v in results.variants if v.arm.name == arm.name]
-        chosen.append(min(variants, key=lambda v: (v.loss.mean is None, v.loss.mean or 0.0)))
+        chosen.append(min(variants, key=lambda v: v.choice))
     return chosen
 
 
@@ -41,11 +41,6 @@ def subject(results: Results, variant: Variant) -> str:
     name = variant.arm.series
     phrase = explanations.action(explanations.effective(results, variant.arm), variant.arm.rows)
     return f"{phrase} ({name})" if phrase else f"the variant {name}"
-
-
-def difference(variant: Variant, base: Variant | None) -> Estimate:
-    """Return the difference of two variants' final losses, paired by seed."""
-    return statistics.paired(variant.losses, base.losses) if base else Estimate(0)
 
 
 def change(estimate: Estimate) -> str:
@@ -71,11 +66,13 @@ def references(results: Results) -> str:
     unigram, uniform = results.reference("unigram"), results.reference("uniform")
     if unigram is None or uniform is None:
         return ""
+    bigram = results.reference("bigram")
+    pairs = "" if bigram is None else f"; which follows which, {number(bigram)}"
     optimum = results.reference("optimum")
     least = "" if optimum is None else f" The least loss possible is {number(optimum)}."
     return (
-        f"Knowing only how frequent each {results.unit} is gives {number(unigram)} nats; guessing "
-        f"all alike gives {number(uniform)}.{least}"
+        f"Knowing only how frequent each {results.unit} is gives {number(unigram)} nats on the"
+        f" same text{pairs}; guessing all alike, {number(uniform)}.{least}"
     )
 
 

@@ -31,12 +31,28 @@ from normjax.training.cohorts import Cohort, devices_for
 CHUNK_SECONDS = 1.5  # how long the host may be away from signals and the display
 
 
+BLOCKS = 32
+"""The test text is divided into so many stretches; their losses give its part of an error."""
+
+
 class WindowSet(NamedTuple):
     """Windows to evaluate on: (N, B, T + 1) tokens, (N, B, T) weights, how many of N are filled."""
 
     windows: np.ndarray
     weights: np.ndarray
     filled: int
+
+    def mean(self, sums: np.ndarray) -> float:
+        """Return the mean loss per token from the batches' summed losses (N,)."""
+        return float(sums.sum(dtype=np.float64) / self.weights.sum(dtype=np.float64))
+
+    def blocks(self, sums: np.ndarray) -> list[float]:
+        """Return the mean losses of consecutive stretches of the text, of equally many batches."""
+        weights = self.weights[: self.filled].sum(axis=(1, 2), dtype=np.float64)
+        pairs = zip(*(np.array_split(x, min(BLOCKS, self.filled))
+                      for x in (sums[: self.filled].astype(np.float64), weights)),
+                    strict=True)  # fmt: skip
+        return [float(a.sum() / b.sum()) for a, b in pairs]
 
 
 def _padded(windows: np.ndarray, weights: np.ndarray, rows: int, size: int) -> WindowSet:
@@ -86,10 +102,16 @@ class CohortRun:
         self._flops = flops / len(plan.runs)  # of one run
         self._members = [self._member(run, run_folder(workdir, run.id)) for run in plan.runs]
 
-    def carry_on(self, stop: StopRequest) -> bool:
-        """Train until done; return False where a signal stopped it (after saving)."""
+    def carry_on(self, stop: StopRequest, until: int | None = None) -> bool:
+        """Train until done; return False where a signal stopped it (after saving).
+
+        Args:
+          stop: what a signal sets.
+          until: a step at which to stop before the end, a multiple of ``evaluate_every``.
+        """
+        end = min(self._train.steps, until or self._train.steps)
         # Runs that are finished take no part: lanes do not depend on each other.
-        members = [member for member in self._members if not member.finished]
+        members = [m for m in self._members if not m.finished and (m.step < end or until is None)]
         self._left.skip(self._flops * (len(self._members) - len(members)))
         open_runs = f"{len(members)}/{len(self._members)}"
         if not members:
@@ -98,7 +120,7 @@ class CohortRun:
         for member in members:
             self._begin(member)
         standing = sorted({member.step for member in members})
-        for step, until in zip(standing, [*standing[1:], self._train.steps], strict=True):
+        for step, until in zip(standing, [*standing[1:], end], strict=True):
             # Those that diverged on the way to the others have ended before them.
             together = [m for m in members if m.step <= step and not m.finished]
             if not together:
@@ -272,8 +294,8 @@ class Lockstep:
             before = [x for x in self._members[0].writer.metrics() if x["step"] <= step]
             self._seconds = (before[-1]["time/wall_s"] or 0.0) if before else 0.0
         cohort.advance(self._batches(0, 0), 0)  # compiles
-        self._between, self._final = self._window_sets()
-        cohort.evaluate(self._final.windows, self._final.weights, 0)
+        self._validation, self._test = self._window_sets()
+        cohort.evaluate(self._test.windows, self._test.weights, 0)
         self._measure = self._compiled_probe(cohort)
         self._compile_s = time.perf_counter() - started
         return cohort
@@ -285,13 +307,13 @@ class Lockstep:
         """
         t, window = self._train, self._config.data.window
         sets = [
-            self._corpus.evaluation_set(window, count)
-            for count in (t.evaluation_windows, t.final_windows)
+            self._corpus.evaluation_set(window, count, part)
+            for count, part in ((t.evaluation_windows, "validation"), (t.final_windows, "test"))
         ]
         size = min(t.batch_size, max(len(windows) for windows, _ in sets))
         rows = max(-(-len(windows) // size) for windows, _ in sets)
-        between, final = (_padded(windows, weights, rows, size) for windows, weights in sets)
-        return between, final
+        validation, test = (_padded(windows, weights, rows, size) for windows, weights in sets)
+        return validation, test
 
     def _batches(self, first: int, count: int) -> np.ndarray:
         """Return the batches of ``count`` steps, padded to the chunk that the program takes."""
@@ -383,8 +405,8 @@ class Lockstep:
 
     def _evaluate(self, cohort: Cohort, step: int) -> None:
         t = self._train
-        windows = self._final if step == t.steps else self._between
-        losses = cohort.evaluate(*windows)
+        losses = cohort.evaluate(*self._validation)
+        tested = cohort.evaluate(*self._test) if step == t.steps else None
         counters = cohort.counters()
         tokens = step * t.batch_size * self._config.data.window
         rate = self._rate()
@@ -397,7 +419,8 @@ class Lockstep:
                 "step": step,
                 "tokens": tokens,
                 "train/loss": mean(counters["loss_sum"][i]),
-                "validation/loss": None if diverged else float(losses[i]),
+                "validation/loss": None if diverged else self._validation.mean(losses[i]),
+                **self._tested(None if tested is None or diverged else tested[i]),
                 "gradient/norm": mean(counters["norm_sum"][i]),
                 "learning_rate": run.hyper.learning_rate * self._schedule(max(step - 1, 0)),
                 "update/skipped": int(counters["skipped"][i]),
@@ -411,12 +434,17 @@ class Lockstep:
                 found = log.extremes_line(step, measured[i], expected)
                 member.writer.append(log.EXTREMES_FILE, found)
             if member.carried and member.carried["step"] == step:
-                line |= {k: v for k, v in member.carried.items() if line.get(k) is None}
+                line |= {k: v for k, v in member.carried.items() if k in line and line[k] is None}
             member.writer.append(METRICS, line)
             member.writer.commit(step=step, **self._status(i, "running", counters))
         cohort.reset_sums()
         train_losses = [line["train/loss"] for line in lines] if step else []
         self._show(step, train_losses, [line["validation/loss"] for line in lines], True)
+
+    def _tested(self, sums: np.ndarray | None) -> dict[str, Any]:
+        if sums is None:
+            return {}
+        return {"test/loss": self._test.mean(sums), "test/blocks": self._test.blocks(sums)}
 
     def _schedule(self, step: int) -> float:
         return float(np.asarray(self._unit_schedule(step)))

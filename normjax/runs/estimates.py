@@ -93,7 +93,7 @@ def need(cohort: CohortPlan, corpus: AnyCorpus, devices: Sequence[Any]) -> Need:
         activations //= len(devices) if split else 1
     windows = max(t.evaluation_windows, t.final_windows)
     if not isinstance(corpus, TaskCorpus):
-        most = len(corpus.validation) // window
+        most = -(-len(corpus.held_out) // 2) // window
         windows = min(windows or most, most)
     return Need(
         state, state * (copies - 1), activations * at_once,
@@ -174,8 +174,14 @@ def matrix_peak(devices: Sequence[Any], size: int = 768, repeats: int = 4) -> fl
     return 2 * size**3 / best
 
 
-def describe(cohorts: Sequence[CohortPlan], corpus: AnyCorpus, devices: Sequence[Any]) -> str:
-    """Return what ``--dry_run`` prints: runs, cohorts, parameters, memory and time of a grid."""
+def describe(
+    cohorts: Sequence[CohortPlan], corpus: AnyCorpus, devices: Sequence[Any],
+    first: Sequence[CohortPlan] = (), share: float = 0.0,
+) -> str:  # fmt: skip
+    """Return what ``--dry_run`` prints: runs, cohorts, parameters, memory and time of a grid.
+
+    ``first`` are cohorts that choose the rates, trained over ``share`` of their steps.
+    """
     vocabulary, files = corpus.vocabulary_size, corpus.files
     runs = sum(len(cohort.runs) for cohort in cohorts)
     lines = [
@@ -194,15 +200,21 @@ def describe(cohorts: Sequence[CohortPlan], corpus: AnyCorpus, devices: Sequence
         )
         lines += [f"    {run.id}" for run in cohort.runs]
     seconds = _seconds(cohorts, vocabulary, devices)
+    if first:
+        tried = sum(len(cohort.runs) for cohort in first)
+        lines.append(f"before them, to choose rates: {tried} runs over {share:.0%} of the steps")
+        seconds += _seconds(first, vocabulary, devices, share)
     lines.append(f"time: about {duration(seconds)} (from a matrix product timed now; rough)")
     return "\n".join(lines)
 
 
-def _seconds(cohorts: Sequence[CohortPlan], vocabulary: int, devices: Sequence[Any]) -> float:
+def _seconds(
+    cohorts: Sequence[CohortPlan], vocabulary: int, devices: Sequence[Any], share: float = 1.0
+) -> float:
     rate = matrix_peak(devices) * EFFICIENCY
     total = 0.0
     for cohort in cohorts:
         per_run = training_flops(cohort, vocabulary) / len(cohort.runs)
         rounds = -(-len(cohort.runs) // len(devices))
-        total += COMPILE_SECONDS + per_run * rounds / rate
+        total += COMPILE_SECONDS + share * per_run * rounds / rate
     return total

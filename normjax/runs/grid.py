@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from normjax import configs, decoder_config, plugins
 from normjax.configs import field
@@ -27,6 +27,7 @@ from normjax.runs import files, run_folder, segments
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
 
+C = TypeVar("C")
 FORMAT = run_folder.FORMAT
 MAX_SEED = 2**31 - 1
 MAX_SEEDS = 10_000
@@ -93,7 +94,11 @@ class SweepAxis:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One program of the grid: a name and what it changes in the configuration."""
+    """One program of the grid: a name and what it changes in the configuration.
+
+    ``condition`` names the circumstances that it shares with the arms that it is compared with, and
+    ``setting`` is what they, or a rate of its own, change in the configuration besides.
+    """
 
     name: str
     title: str
@@ -102,6 +107,12 @@ class Arm:
     series: str = ""
     x: float | None = None
     colour: str = ""
+    condition: str = ""
+    setting: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def configured(self, config: C) -> C:
+        """Return a configuration with all that the arm changes."""
+        return configs.replace(config, {**self.setting, **self.changes})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +203,7 @@ def check(config: ExperimentConfig, arms: Sequence[Arm], devices: int) -> None:
         )
     bands.adjusted(config.verdict.bands)
     for arm in arms:
-        changed = configs.replace(config, arm.changes)
+        changed = arm.configured(config)
         decoder_config.check(changed.model)
         train.check(changed.train, devices if changed.train.parallel == "data" else 1)
 
@@ -221,7 +232,7 @@ def plan(config: ExperimentConfig, arms: Sequence[Arm], fingerprint: str) -> lis
     """
     g, groups = config.grid, {}
     for arm in arms:
-        changed = configs.replace(config, arm.changes)
+        changed = arm.configured(config)
         t = changed.train
         hypers = [
             Hyper(g.first_seed + seed, rate, decay, scale)
@@ -248,6 +259,10 @@ def identity(question: Question, config: ExperimentConfig, fingerprint: str) -> 
     asked = _identity(config, Hyper(0, 0.0, 0.0, 0.0), fingerprint)
     asked.pop("hyper")
     t = config.train
+    own = {f.name for f in dataclasses.fields(ExperimentConfig)}
+    for part in dataclasses.fields(config):
+        if part.name not in own:  # of this experiment alone
+            asked[part.name] = configs.to_dict(getattr(config, part.name))
     return configs.digest(
         asked | {
             "experiment": question.experiment, "question": question.question,

@@ -82,7 +82,7 @@ def rescore(workdir: Path, corpus: TaskCorpus, count: int) -> None:
     """
     path = workdir / "sampling.json"
     known: dict[str, Any] = (files.read_object(path) or {}).get("runs", {})
-    sequences, weights = corpus.evaluation_set(corpus.window, count)
+    sequences, weights = corpus.evaluation_set(corpus.window, count, "test")
     planned = files.read_object(workdir / "grid.json") or {}
     for run in planned.get("runs", []):
         folder = run_folder(workdir, run["id"])

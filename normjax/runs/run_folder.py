@@ -31,12 +31,14 @@ from typing import Any
 from normjax.errors import UserError
 from normjax.runs import files
 
-FORMAT = 3
+FORMAT = 4
 """Of grid.json and of run folders; another one is refused."""
 FINISHED = ("done", "diverged")
 STATES = ("running", "interrupted", *FINISHED)
 METRICS = "metrics.jsonl"
 MANIFEST, BEFORE = "manifest.json", "manifest.before.json"
+TUNING = "tuning"
+"""In a workdir: the folder of the runs that chose the rates."""
 _CHECK = "check"
 _SHAPE: dict[str, Any] = {
     "run": str, "identity": str, "number": int, "previous?": str, "state": str, "step": int,
@@ -47,6 +49,10 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 _LINE = {"step": int}
 _STEP = re.compile(r"[0-9]{1,18}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
 
 
 def run_folder(workdir: Path, run_id: str) -> Path:
@@ -119,11 +125,15 @@ class RunFolder:
         return self.manifest.get(name) if self.manifest else None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the evaluations in order of step; what is no number in them is left out."""
+        """Return the evaluations in order of step.
+
+        What is no number in them, nor a list of numbers, is left out.
+        """
         return [
-            {k: v for k, v in line.items() if v is None or type(v) in (int, float)}
+            {k: v for k, v in line.items() if v is None or _is_number(v) or (
+                type(v) is list and all(map(_is_number, v)))}
             for line in self.lines(METRICS)
-        ]
+        ]  # fmt: skip
 
     def lines(self, file: str) -> list[dict[str, Any]]:
         """Return the sealed lines of a record in order of step; of a repeated step the last.

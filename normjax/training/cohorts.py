@@ -166,7 +166,7 @@ class Cohort:
         jax.block_until_ready(self._state)
 
     def evaluate(self, windows: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
-        """Return every member's mean loss over the first ``count`` batches of (N, B, T + 1)."""
+        """Return (members, N): the summed losses of each of ``count`` batches of (N, B, T + 1)."""
         return self._members(self._evaluate(self.state.params, windows, weights, np.int32(count)))
 
     def measurement(

@@ -18,6 +18,8 @@ from normjax.errors import UserError, check_choice
 FORMAT = 1  # of sequences: raise it when the same (seed, step) would give others
 PREFIX = "task:"
 EVALUATION_SEED = 1 << 63  # training seeds lie below
+_STEPS = {"validation": 0, "test": 1}
+_REFERENCES = {"unigram": "nothing", "bigram": "current"}
 ALL = 4096
 """Sequences of an evaluation on "all"."""
 
@@ -44,13 +46,13 @@ class TaskCorpus:
         """What the task is and how it is drawn, in one sentence."""
         return (
             f"synthetic task, {TASKS[self.task_name].title}; fresh sequences in every step, and"
-            " fixed others for validation"
+            " fixed others for validation and test"
         )
 
     @property
     def extent(self) -> str:
         """How much there is to train and to evaluate on, in words."""
-        return "fresh sequences for training and fixed ones for validation"
+        return "fresh sequences for training and fixed ones for validation and test"
 
     @property
     def files(self) -> None:
@@ -72,12 +74,14 @@ class TaskCorpus:
         """Nats per token of a model that knows nothing: log V."""
         return math.log(self.vocabulary_size)
 
-    @property
-    def unigram_loss(self) -> float:
-        """Nats per scored token of the best constant answer, exactly."""
-        loss = self.task.optimum("nothing")
-        assert loss is not None  # the pair laws of every task are known
-        return loss
+    def references(self, window: int, count: int) -> dict[str, float]:
+        """Return the least losses of models that know nothing, and only the current token: exact.
+
+        Returns:
+          {"unigram": nats per scored token, "bigram": nats per scored token}.
+        """
+        losses = {name: self.task.optimum(level) for name, level in _REFERENCES.items()}
+        return {name: loss for name, loss in losses.items() if loss is not None}
 
     @property
     def fingerprint(self) -> str:
@@ -100,18 +104,20 @@ class TaskCorpus:
         task = _build(self.task_name, window)
         return np.stack([task.sample(seed, first + i, size) for i in range(count)])
 
-    def evaluation_set(self, window: int, count: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def evaluation_set(
+        self, window: int, count: int = 0, part: str = "validation"
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return fixed sequences (W, T + 1) int32 and weights (W, T) float32: 1 where scored.
 
         With ``count=0`` there are 4096 of them; fewer are the first of more.
         """
         task = _build(self.task_name, window)
-        sequences = task.sample(EVALUATION_SEED, 0, count or ALL)
+        sequences = task.sample(EVALUATION_SEED, _STEPS[part], count or ALL)
         return sequences, np.tile(task.scored.astype(np.float32), (len(sequences), 1))
 
-    def evaluation_words(self, count: int) -> str:
+    def evaluation_words(self, count: int, part: str) -> str:
         """Say what :meth:`evaluation_set` is, in words."""
-        return "a validation part of sequences that are never trained on, scored targets only"
+        return f"{part} sequences, which are never trained on, scored targets only"
 
     def target_weights(self, window: int) -> np.ndarray | None:
         """Return the weights of target positions in training, (T,) float32; None if all count."""
@@ -123,7 +129,7 @@ class TaskCorpus:
         return {
             "name": self.name, "description": self.description, "vocabulary": "task",
             "vocabulary_size": self.vocabulary_size, "fingerprint": self.fingerprint,
-            "unigram_loss": self.unigram_loss, "uniform_loss": self.uniform_loss,
+            "uniform_loss": self.uniform_loss,
             "optimum_loss": self.task.optimum("full"),
         }  # fmt: skip
 

@@ -1,0 +1,134 @@
+"""An effect: what a series costs against another, under a condition, and what it is evidence for.
+
+Whatever a page says of two series is made from here, so it cannot say more than was compared: each
+effect has its interval, its number of pairs, its condition, and a p-value adjusted by Holm's method
+for all comparisons that the page makes. What holds under one condition is not said of another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import combinations
+
+from normjax.reporting import statistics
+from normjax.reporting.results import Results, Variant, difference
+from normjax.reporting.statistics import Estimate
+from normjax.reporting.wording import representatives
+
+LEVEL = 0.05
+RESOLUTION = 5e-4
+"""Nats. Less is shown as 0.000, and nothing is said of it."""
+WORSE, BETTER, UNDECIDED, UNKNOWN = "worse", "better", "undecided", "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """What a variant's loss lies above that of another, both at their best rates.
+
+    Attributes:
+      variant, base: of one condition.
+      gap: difference of final losses over the pairs of which both runs finished.
+      adjusted: p-value of "no difference", adjusted for all comparisons of the page; None without
+        an interval.
+    """
+
+    variant: Variant
+    base: Variant
+    gap: Estimate
+    adjusted: float | None = None
+
+    @property
+    def condition(self) -> str:
+        """The circumstances that it was seen under."""
+        return self.variant.arm.condition
+
+    @property
+    def kind(self) -> str:
+        """WORSE or BETTER where that is shown at the level of the page, UNDECIDED, UNKNOWN.
+
+        A diverged run is worse than any loss: where all of one side diverged and none of the other,
+        that decides; where some did, a mean of the others decides nothing in their favour.
+        """
+        a, b = self.variant.standing, self.base.standing
+        if a is None or b is None:
+            return UNKNOWN
+        if a[0] != b[0]:
+            if {a[0], b[0]} == {0.0, 1.0}:
+                return WORSE if a > b else BETTER
+            return UNDECIDED
+        mean = self.gap.mean
+        if mean is None:
+            return UNDECIDED if a[0] == 1.0 else UNKNOWN
+        sure = self.adjusted is not None and self.adjusted < LEVEL
+        if not sure or abs(mean) < RESOLUTION:
+            return UNDECIDED
+        return WORSE if mean > 0 else BETTER
+
+
+@dataclasses.dataclass(frozen=True)
+class Effects:
+    """All comparisons of a page.
+
+    Attributes:
+      by_series: series -> condition -> its effect against the baseline.
+      pairs: (first, second) of two other series -> condition -> the first against the second.
+      conditions: all of them, in plan order.
+    """
+
+    by_series: dict[str, dict[str, Effect]]
+    pairs: dict[tuple[str, str], dict[str, Effect]]
+    conditions: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many comparisons the p-values are adjusted for."""
+        every = [*self.by_series.values(), *self.pairs.values()]
+        return sum(effect.gap.p is not None for own in every for effect in own.values())
+
+    def agreed(self, name: str) -> str:
+        """Return the kind that a series' effect has under every condition, "" where they differ."""
+        return _agreed(self.by_series[name], self.conditions)
+
+    def order(self, first: str, second: str) -> str:
+        """Return the kind of first against second that all conditions agree on, "" where none."""
+        if (first, second) in self.pairs:
+            return _agreed(self.pairs[first, second], self.conditions)
+        opposite = {WORSE: BETTER, BETTER: WORSE}
+        found = _agreed(self.pairs.get((second, first), {}), self.conditions)
+        return opposite.get(found, found)
+
+
+def _agreed(own: dict[str, Effect], conditions: Sequence[str]) -> str:
+    kinds = {own[name].kind if name in own else UNKNOWN for name in conditions}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def compare(results: Results) -> Effects:
+    """Compare every series with the baseline and with one another, under each condition.
+
+    For a grid without an x axis; each arm is represented by its best rates.
+    """
+    found: dict[str, dict[str, Variant]] = {}
+    for variant in representatives(results):
+        if variant.runs:
+            found.setdefault(variant.arm.series, {}).setdefault(variant.arm.condition, variant)
+    base = found.pop(results.baseline, {})
+    by_series = {
+        name: {c: _effect(v, base[c]) for c, v in own.items() if c in base}
+        for name, own in found.items()
+    }
+    pairs = {
+        (a, b): {c: _effect(v, found[b][c]) for c, v in found[a].items() if c in found[b]}
+        for a, b in combinations(found, 2)
+    }
+    every = [*by_series.values(), *pairs.values()]
+    listed = [(own, c) for own in every for c in own]
+    adjusted = statistics.holm([own[c].gap.p for own, c in listed])
+    for (own, c), p in zip(listed, adjusted, strict=True):
+        own[c] = dataclasses.replace(own[c], adjusted=p)
+    return Effects(by_series, pairs, results.conditions)
+
+
+def _effect(variant: Variant, base: Variant) -> Effect:
+    return Effect(variant, base, difference(variant, base))
