@@ -157,7 +157,7 @@ def final_losses(results: Results, looks: Looks) -> Figure | None:
     if not every:
         return None
     caption = (
-        "Validation loss at the last step. Filled mark: mean; line: 95 % t-interval (none from a "
+        "Test loss at the last step. Filled mark: mean; line: 95 % t-interval (none from a "
         "single seed; an arrow where it leaves the axis); small hollow marks: seeds."
     )
     near = _near(results.reference("unigram"), every)
