@@ -1,6 +1,7 @@
 """Faults on a tiny grid, many of them: kills, torn files, writes that fail. Nothing may be lost.
 
-    python -m tests.faults                        the long list, as `make test-faults`
+    python -m tests.faults                        some minutes, as `make test-faults`
+    python -m tests.faults --long                 hours: 500 grids killed, and as much of the rest
     python -m tests.faults --kills=500 --damage=300 --changed=0 --seed=7
 
 Every trial is a process of its own, forked from one that has imported the program but computed
@@ -383,16 +384,22 @@ def preload() -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
-    for name, default, meaning in (
-        ("kills", 500, "grids killed one to three times at random moments"),
-        ("damage", 300, "workdirs with one file damaged"),
-        ("changed", 200, "changes of files in a row, each killed, torn and refused"),
-        ("limits", 40, "grids whose files may not grow beyond a size"),
-        ("disks", 20, "grids on a disk that fills up, and on a read-only one"),
-        ("seed", int(time.time()), "what makes the same list again"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=meaning)
+    some = (
+        ("kills", 40, 500, "grids killed one to three times at random moments"),
+        ("damage", 60, 300, "workdirs with one file damaged"),
+        ("changed", 15, 200, "changes of files in a row, each killed, torn and refused"),
+        ("limits", 10, 40, "grids whose files may not grow beyond a size"),
+        ("disks", 4, 20, "grids on a disk that fills up, and on a read-only one"),
+    )
+    for name, few, many, meaning in some:
+        parser.add_argument(f"--{name}", type=int, help=f"{meaning} ({few}; --long: {many})")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="makes the same list")
+    parser.add_argument("--long", action="store_true", help="as many as one has hours for")
     chosen = vars(parser.parse_args())
+    long = chosen.pop("long")
+    for name, few, many, _ in some:
+        if chosen[name] is None:
+            chosen[name] = many if long else few
     found: Found = {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the table so far
     preloaded = preload()

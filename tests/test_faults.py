@@ -1,4 +1,4 @@
-"""A short list of the faults of faults.py; `make test-faults` runs the long one."""
+"""A short list of the faults of faults.py; `make test-faults` tries more of them."""
 
 import re
 import subprocess
