@@ -19,7 +19,6 @@ from normjax.reporting import loading, prediction, prediction_words, rank_correl
 from normjax.reporting.interval_score import baseline, interval_score
 from normjax.reporting.prediction import Growth, Item, Pairs
 from normjax.reporting.rank_correlation import kendall, spearman
-from normjax.reporting.results import DIVERGED, FINISHED, _standing
 from normjax.runs import files
 
 EPS = np.finfo(float).eps
@@ -169,14 +168,14 @@ def test_the_worst():
     assert prediction.worst([item("x", 1, [1.0]), item("y", 2, [2.0])], "ranking") is None
 
 
-def test_the_order_of_outcomes_is_the_one_of_the_ranking():
+def test_the_order_of_outcomes_is_the_one_of_the_ranking(tmp_path):
     """By hand and as ``Variant.standing`` has it: share of diverged runs, then the others' mean."""
     cases = [[1.0, 2.0, 4.0], [1.0, None, 3.0], [None, None, 0.1], [None] * 3, [9.0, 9.0, 9.0]]
     mine = [rank_correlation.standing([math.inf if x is None else x for x in c]) for c in cases]
-    theirs = [
-        _standing([DIVERGED if x is None else FINISHED for x in c], [x for x in c if x is not None])
-        for c in cases
-    ]
+    ends = {f"v{i}": case for i, case in enumerate(cases)}
+    arms = [report_workdirs.arm(name, name, "", {}) for name in ends]
+    results = report_workdirs.finals(tmp_path, arms, ends)
+    theirs = [variant.standing for variant in results.variants]
     assert mine == theirs == [(0, 7 / 3), (1 / 3, 2), (2 / 3, 0.1), (1, math.inf), (0, 9)]
     assert rank_correlation.order(mine) == [0, 2, 3, 4, 1]
 

@@ -97,11 +97,10 @@ class MapCell:
         return statistics.estimate(t.loss for t in self._ended if t.loss is not None)
 
     @property
-    def standing(self) -> tuple[bool, int, float]:
-        """What the best cell is chosen by, less is better: unknown, diverged, validation loss."""
-        known = [t.choice for t in self._ended if t.choice is not None]
-        mean = math.fsum(known) / len(known) if known else math.inf
-        return bool(self.count(OPEN)), self.count(DIVERGES), mean
+    def standing(self) -> tuple[bool, tuple[float, float]]:
+        """What the best cell is chosen by, less is better: unknown, then outcomes' order."""
+        losses = [t.choice for t in self.trials if t.choice is not None]
+        return bool(self.count(OPEN)), rank_correlation.standing(losses)
 
     def above(self, other: MapCell) -> Estimate:
         """Return what its losses lie above those of another cell, paired by seed and text."""

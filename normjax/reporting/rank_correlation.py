@@ -49,7 +49,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def standing(losses: Sequence[float]) -> tuple[float, float]:
-    """Return the place of runs in the order of outcomes, as ``Variant.standing``: less is better.
+    """Return the place of runs in the one order of outcomes: less is better.
 
     First the share that diverged, whose loss is infinite, then the mean of the others.
 

@@ -9,13 +9,13 @@ runs enter a mean; a variant with diverged runs stands behind every one with few
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from normjax.reporting import statistics
+from normjax.reporting import rank_correlation, statistics
 from normjax.reporting.statistics import Estimate
 
 FINISHED, DIVERGED, UNFINISHED = "finished", "diverged", "unfinished"
@@ -147,15 +147,18 @@ class Variant:
 
         First the share of its runs that diverged, then the mean loss of the others.
         """
-        return _standing([run.outcome for run in self.runs], self.losses.values())
+        return self._standing([run.final_loss for run in self.runs])
 
     @cached_property
     def choice(self) -> tuple[float, float, float]:
         """What its rates are chosen by, less is better: as its standing, on validation text."""
-        losses = [run.choice_loss for run in self.runs]
-        known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-        found = _standing([run.outcome for run in self.runs], known)
+        found = self._standing([run.choice_loss for run in self.runs])
         return (1.0, 0.0, 0.0) if found is None else (0.0, *found)
+
+    def _standing(self, losses: Iterable[float | None]) -> tuple[float, float] | None:
+        if not self.runs or self.count(UNFINISHED):
+            return None
+        return rank_correlation.standing([math.inf if x is None else x for x in losses])
 
     def count(self, outcome: str) -> int:
         """Return the number of runs with an outcome."""
@@ -281,14 +284,6 @@ def difference(variant: Variant, base: Variant | None) -> Estimate:
     if base is None:
         return Estimate(0)
     return statistics.paired(variant.losses, base.losses, parts=(variant.parts, base.parts))
-
-
-def _standing(outcomes: Sequence[str], losses: Iterable[float]) -> tuple[float, float] | None:
-    if not outcomes or UNFINISHED in outcomes:
-        return None
-    known = list(losses)
-    mean = math.fsum(known) / len(known) if known else math.inf
-    return outcomes.count(DIVERGED) / len(outcomes), mean
 
 
 def finite(value: Any) -> float | None:

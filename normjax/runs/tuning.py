@@ -17,6 +17,7 @@ from typing import Any
 from normjax.configs import field
 from normjax.errors import UserError
 from normjax.initializers import INITIALIZERS
+from normjax.reporting import rank_correlation
 from normjax.runs import grid
 from normjax.runs.grid import Arm, CohortPlan, ExperimentConfig, Run
 from normjax.runs.run_folder import TUNING, RunFolder, run_folder
@@ -125,7 +126,7 @@ def tune(
                 losses.setdefault(run.hyper.learning_rate, []).append(loss)
             means = {rate: math.fsum(own) / len(own) for rate, own in losses.items()}
             tried += [(r, rung, x if math.isfinite(x) else None) for r, x in means.items()]
-            order = sorted(means, key=lambda rate: (means[rate], rate))
+            order = sorted(losses, key=lambda rate: (rank_correlation.standing(losses[rate]), rate))
             kept = order[: 1 if rung == tuning.rungs[-1] else -(-len(order) // 2)]
             left = CohortPlan(tuple(r for r in left.runs if r.hyper.learning_rate in kept))
         chosen[cohort.name] = Choice(left.runs[0].hyper.learning_rate, tuple(tried))
