@@ -57,6 +57,22 @@ def test_a_rate_with_a_diverged_run_loses_to_any_without(tmp_path):
     assert found.rate == 1e-3 and (8e-3, 50, None) in found.tried
 
 
+def test_arms_that_share_a_program_share_the_choice(tmp_path):
+    """Where the MLP is off for all, the arm without it is the full one."""
+    asked = TuningConfig(rates=(1e-3, 2e-3), rungs=(50,))
+    plans = cohorts(asked, **{"model.mlp": "none"})
+    assert len(plans) == 1
+
+    def train_to(cohort, step):
+        for run in cohort.runs:
+            line = {"step": step, "validation/loss": 1.0 + run.hyper.learning_rate}
+            run_folders.write(run_folder(tmp_path, run.id), [line], step=step)
+
+    found = tuning.tune(asked, plans, tmp_path, train_to)
+    assert {name: choice.rate for name, choice in found.items()} == {"full": 1e-3, "no-mlp": 1e-3}
+    assert [a.setting["train.learning_rate"] for a in tuning.tuned(ARMS, found)] == [1e-3, 1e-3]
+
+
 def test_tuning_seeds_are_no_others():
     plans = cohorts(TuningConfig(rates=(1e-3, 2e-3), seeds=3))
     seeds = {run.hyper.seed for plan in plans for run in plan.runs}

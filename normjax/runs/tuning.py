@@ -129,7 +129,8 @@ def tune(
             order = sorted(losses, key=lambda rate: (rank_correlation.standing(losses[rate]), rate))
             kept = order[: 1 if rung == tuning.rungs[-1] else -(-len(order) // 2)]
             left = CohortPlan(tuple(r for r in left.runs if r.hyper.learning_rate in kept))
-        chosen[cohort.name] = Choice(left.runs[0].hyper.learning_rate, tuple(tried))
+        choice = Choice(left.runs[0].hyper.learning_rate, tuple(tried))
+        chosen |= {run.arm.name: choice for run in cohort.runs}  # arms may share a program
     return chosen
 
 
