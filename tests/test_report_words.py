@@ -223,6 +223,7 @@ def test_trend_crossing_and_divergence_along_x(tmp_path):
     })  # fmt: skip
     text = _text(results)
     assert "At depth 8, every run of none diverged" in text
+    assert "2 to 8 blocks, " in text and "an order may be theirs" in text
     assert "post lies furthest above pre, by +0.303" in text
     assert "at depth 2 post (1.817)" in text
     assert "It rises from depth 2 to 8, by 0.407" in text

@@ -144,13 +144,14 @@ def _kinds(results: Results, found: Effects) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     for name in found.by_series:
         groups.setdefault(found.agreed(name), []).append(name)
+    lost = _lost(found)
     words = {
         WORSE: f"Shown to be worse than {results.baseline}",
         BETTER: f"Shown to be better than {results.baseline}",
         UNDECIDED: f"Not decided against {results.baseline}",
     }
     for kind, start in words.items():
-        names = [name for name in groups.get(kind, ()) if name not in _lost(found)]
+        names = [name for name in groups.get(kind, ()) if name not in lost]
         names.sort(key=lambda n: -_mean(found.by_series[n]))
         if names and not (kind == WORSE and len(found.by_series) == 1):
             each = "; ".join(f"{name} {_costs(found, name)}" for name in names)
@@ -248,8 +249,13 @@ def seen_under(results: Results) -> str:
     model, data = config.get("model") or {}, results.plan.get("corpus") or {}
     steps = sorted({run.rates.steps for run in results.runs})
     rates = sorted({run.rates.learning_rate for run in results.runs})
-    size = ", ".join(f"{model[k]} {w}" for k, w in (("depth", "blocks"), ("width", "wide"))
-                     if k in model)  # fmt: skip
+    axis = sorted({arm.x for arm in results.arms if arm.x is not None})
+    if results.x and axis:  # what the experiment varies is not what the configuration says
+        model = model | {
+            results.x["name"]: " to ".join(dict.fromkeys(f"{x:g}" for x in (axis[0], axis[-1])))
+        }
+    sizes = {"depth": "blocks" if model.get("depth") != 1 else "block", "width": "wide"}
+    size = ", ".join(f"{model[name]} {word}" for name, word in sizes.items() if name in model)
     several = [c for c in results.conditions if c]
     inits = listed(several) if several else f"one initialization ({model.get('init', 'auto')})"
     how = "each variant at a rate of its own" if results.plan.get("tuning") else (
