@@ -69,6 +69,22 @@ def test_a_healthy_run_is_called_so():
         assert "whether it learned (the unigram loss of the test text)" in found.unjudged
 
 
+@pytest.mark.parametrize(
+    ("last", "state", "says"),
+    [(1.9, "well behaved", False), (2.01, "well behaved", True), (2.9, "not learning", False)],
+)
+def test_a_loss_is_held_against_both_references(last, state, says):
+    """Below the unigram loss a run learned; not below the bigram loss, it is said how little."""
+    at = np.array([0, 500, 1000])
+    found = judged(
+        healthy(), steps=1000, references={"unigram": 2.8, "bigram": 2.05},
+        metrics={"validation/loss": Series("validation/loss", at, np.array([3.5, last, last])),
+                 "test/loss": Series("test/loss", at[-1:], np.array([last]))},
+    )  # fmt: skip
+    assert found.state == state
+    assert ("which token follows which" in found.sentence) is says
+
+
 # fault: (diagnostic, index, value, since, expected step, layer, sub-layer, head, factor)
 FAULTS = {
     "a scaled branch": ("branch/stream_ratio", (2, 1), 6000.0, 0, 0, 3, "mlp", None, 20.0),

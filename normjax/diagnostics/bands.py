@@ -220,7 +220,8 @@ class VerdictConfig:
         1.5, "a loss of so many times its running mean is a spike", above=1, most=1e30
     )
     margin: float = field(
-        0.05, "a final loss must be so many nats below the unigram loss for a run to have learned",
+        0.05, "a final loss must be so many nats below the unigram loss for a run to have learned,"
+        " below the bigram loss for more than the last token to show",
         least=0, most=1e6,
     )  # fmt: skip
     gradient_spike: float = field(

@@ -58,7 +58,7 @@ class Evidence:
       steps: that the run is to take; 0 where that is not known.
       extremes: of what every step measured, {name: {field: array}}; see ``log``.
       expected: what the placement's row has as the start of a value, {name: array}.
-      references: losses in nats per token of the validation text of who knows how frequent tokens
+      references: losses in nats per token of the test text of who knows how frequent tokens
         are ("unigram") and who knows it after each token ("bigram"); what is not known is absent.
     """
 

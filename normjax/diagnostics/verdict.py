@@ -7,7 +7,8 @@ The first that holds:
 - **diverged**: the run ended so (its manifest says so), or without a finite loss;
 - **unstable**: loss or gradient norm jumped, or something was not finite;
 - **not learning**: the final loss is not below the unigram loss of the test text, by a
-  margin, and nothing shows that more steps would help;
+  margin, and nothing shows that more steps would help (what is below that and not below the bigram
+  loss has learned something: the sentence says how little);
 - **too slow**: the same, but the loss was still falling;
 - **drifting**: a diagnostic was outside its band, at any step;
 - **idle part**: a head, branch, block or the hidden units did next to nothing, or no step changed
@@ -120,7 +121,8 @@ def judge(found: Evidence, config: VerdictConfig = DEFAULT) -> Verdict:
         quiet = "unknown" if basis == "nothing" else "well behaved"
         state = next((state for kind, state in OF_EVENTS.items() if kind in kinds), quiet)
     verdict = Verdict(state, "", ordered, basis, tuple(dict.fromkeys(unjudged)))
-    return dataclasses.replace(verdict, sentence=_sentence(verdict, found))
+    sentence = _sentence(verdict, found) + _against_pairs(verdict, found, config)
+    return dataclasses.replace(verdict, sentence=sentence)
 
 
 def judge_run(run_dir: str | Path, config: VerdictConfig = DEFAULT) -> Verdict:
@@ -247,6 +249,21 @@ def _sentence(verdict: Verdict, found: Evidence) -> str:
     elif verdict.unjudged:
         text += f". Not judged: {_listed(verdict.unjudged)}"
     return text + "."
+
+
+def _against_pairs(verdict: Verdict, found: Evidence, config: VerdictConfig) -> str:
+    """Return what to add where a run that learned shows no use of more than the last token."""
+    tested, bigram = found.metrics.get("test/loss"), found.references.get("bigram")
+    if verdict.state in ("diverged", "not learning", "too slow", "unknown") or bigram is None:
+        return ""
+    if tested is None or tested.steps[-1] != found.steps:
+        return ""
+    last = float(tested.flat[-1, 0])
+    if last < bigram - config.margin:
+        return ""
+    return (f" Its final loss, {last:.3g}, is not {config.margin:g} below the {bigram:.3g} of who"
+            " knows which token follows which: it does not show that more than the last token is"
+            " used.")  # fmt: skip
 
 
 def _listed(names: Sequence[str]) -> str:
