@@ -57,20 +57,31 @@ def test_a_rate_with_a_diverged_run_loses_to_any_without(tmp_path):
     assert found.rate == 1e-3 and (8e-3, 50, None) in found.tried
 
 
-def test_arms_that_share_a_program_share_the_choice(tmp_path):
-    """Where the MLP is off for all, the arm without it is the full one."""
-    asked = TuningConfig(rates=(1e-3, 2e-3), rungs=(50,))
+def test_arms_that_share_a_program_choose_for_themselves(tmp_path):
+    """Where the MLP is off for all, the arm without it is the full one, and trains beside it."""
+    asked = TuningConfig(rates=(1e-3, 2e-3, 4e-3), rungs=(50, 100))
     plans = cohorts(asked, **{"model.mlp": "none"})
     assert len(plans) == 1
+    trained = []
 
     def train_to(cohort, step):
         for run in cohort.runs:
-            line = {"step": step, "validation/loss": 1.0 + run.hyper.learning_rate}
+            rate = run.hyper.learning_rate
+            trained.append((run.arm.name, rate, step))
+            line = {"step": step, "validation/loss": rate if run.arm.name == "full" else -rate}
             run_folders.write(run_folder(tmp_path, run.id), [line], step=step)
 
     found = tuning.tune(asked, plans, tmp_path, train_to)
-    assert {name: choice.rate for name, choice in found.items()} == {"full": 1e-3, "no-mlp": 1e-3}
-    assert [a.setting["train.learning_rate"] for a in tuning.tuned(ARMS, found)] == [1e-3, 1e-3]
+    assert {name: choice.rate for name, choice in found.items()} == {"full": 1e-3, "no-mlp": 4e-3}
+    assert [a.setting["train.learning_rate"] for a in tuning.tuned(ARMS, found)] == [1e-3, 4e-3]
+    assert sorted(t for t in trained if t[2] == 100) == [
+        ("full", 1e-3, 100), ("full", 2e-3, 100), ("no-mlp", 2e-3, 100), ("no-mlp", 4e-3, 100),
+    ]  # fmt: skip
+    assert [(rate, step) for rate, step, _ in found["no-mlp"].tried] == [
+        (1e-3, 50), (2e-3, 50), (4e-3, 50), (2e-3, 100), (4e-3, 100),
+    ]  # fmt: skip
+    steps = 3 * 50 + 2 * 50  # of each arm
+    assert tuning.share(asked, 400) == steps / (3 * 400)
 
 
 def test_tuning_seeds_are_no_others():

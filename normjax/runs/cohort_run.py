@@ -112,7 +112,11 @@ class CohortRun:
         end = min(self._train.steps, until or self._train.steps)
         # Runs that are finished take no part: lanes do not depend on each other.
         members = [m for m in self._members if not m.finished and (m.step < end or until is None)]
-        self._left.skip(self._flops * (len(self._members) - len(members)))
+        waiting = {id(member) for member in members}
+        self._left.reached(
+            (m.run.id for m in self._members if id(m) not in waiting),
+            self._flops * end / self._train.steps,
+        )
         open_runs = f"{len(members)}/{len(self._members)}"
         if not members:
             self._progress.state(self._plan.name, open_runs, "finished before")
@@ -267,15 +271,16 @@ class Lockstep:
         """Train from a step to another, and save; return False where a signal stopped it."""
         with stop.at_once():  # there is nothing new to save yet
             cohort = self._begin(step)
-        self._left.skip(self._work(step))
+        self._reached(step)
         reached = self._loop(cohort, step, until, stop)
         for member in self._members:
             member.step = reached
         return not stop or reached == self._train.steps or self._all_diverged(cohort, reached)
 
-    def _work(self, steps: int) -> float:
-        """Floating-point operations of so many steps of all runs."""
-        return self._flops * len(self._runs) * steps / self._train.steps
+    def _reached(self, step: int, seconds: float = 0.0) -> None:
+        """Note how far the runs are, and the seconds that it took from the last time."""
+        work = self._flops * step / self._train.steps
+        self._left.reached((run.id for run in self._runs), work, seconds)
 
     # --- begin ------------------------------------------------------------------------------------
 
@@ -344,8 +349,8 @@ class Lockstep:
             elapsed = time.perf_counter() - started
             self._seconds += elapsed
             self._per_step = elapsed / count
-            self._left.add(self._work(count), elapsed)
             step += count
+            self._reached(step, elapsed)
             if self._evaluates_at(step):
                 self._evaluate(cohort, step)
             else:

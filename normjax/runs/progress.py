@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Concatenate, ParamSpec
 
@@ -39,28 +39,40 @@ class TimeLeft:
     evaluating and saving are left out.
 
     Work is in floating-point operations, so that cells of different size count as what they are.
+    A run that is left and taken up again counts once.
+
+    >>> left = TimeLeft(total=400.0)
+    >>> left.reached(["a", "b"], 50.0)  # done before
+    >>> left.reached(["a", "b"], 100.0, seconds=2.0)
+    >>> str(left)  # half of the work, at 50 a second
+    '0:04'
     """
 
     def __init__(self, total: float):
         self._total = total
-        self._done = 0.0
+        self._done: dict[str, float] = {}
         self._worked = 0.0
         self._seconds = 0.0
 
-    def skip(self, work: float) -> None:
-        """Count work that was done before."""
-        self._done += work
+    def reached(self, runs: Iterable[str], work: float, seconds: float = 0.0) -> None:
+        """Note the work done so far on each of some runs, and the seconds of it just now.
 
-    def add(self, work: float, seconds: float) -> None:
-        """Count work and the seconds that it took."""
-        self._done += work
-        self._worked += work
+        Args:
+          runs: names, of runs that stand equally far.
+          work: floating-point operations of one of them, from its start.
+          seconds: 0 for what was done before.
+        """
+        for run in runs:
+            before = self._done.get(run, 0.0)
+            self._done[run] = max(work, before)
+            self._worked += (self._done[run] - before) * (seconds > 0)
         self._seconds += seconds
 
     def __str__(self) -> str:
-        if not self._seconds:
+        if not self._worked:
             return "?"
-        return duration((self._total - self._done) * self._seconds / self._worked)
+        rest = self._total - math.fsum(self._done.values())
+        return duration(rest * self._seconds / self._worked)
 
 
 def duration(seconds: float) -> str:

@@ -74,7 +74,7 @@ def carry_out(
         first = tuning_stage.first_cohorts(tuning, config, arms, corpus.fingerprint)
     preflight.check_room(options.workdir, [*first, *cohorts], corpus.vocabulary_size)
     if options.dry_run:
-        share = tuning.rungs[0] / config.train.steps if tuning is not None else 0.0
+        share = tuning_stage.share(tuning, config.train.steps) if tuning and first else 0.0
         print(estimates.describe(cohorts, corpus, devices, first, share))
         if options.predict and seal is None:
             print("seeds: drawn from the prediction when it is stored, and the names with them")
@@ -226,10 +226,14 @@ def _tune(
     """Return the rate of every arm, after training what is left of the runs that decide it."""
     workdir = options.workdir / tuning_stage.FOLDER
     environment = provenance.environment()
-    left = TimeLeft(sum(estimates.training_flops(c, corpus.vocabulary_size) for c in cohorts))
+    vocabulary, steps = corpus.vocabulary_size, cohorts[0].config.train.steps
+    left = TimeLeft(
+        tuning_stage.share(tuning, steps)
+        * sum(estimates.training_flops(cohort, vocabulary) for cohort in cohorts)
+    )
 
     def train_to(cohort: CohortPlan, step: int) -> None:
-        flops = estimates.training_flops(cohort, corpus.vocabulary_size)
+        flops = estimates.training_flops(cohort, vocabulary)
         trainer = CohortRun(cohort, corpus, workdir, progress, left, flops, environment)
         if stop or not trainer.carry_on(stop, step):
             raise Interrupted(f"stopped by {stop.signal}; go on with: {options.command}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,19 @@ def first_cohorts(
     return grid.plan(own, arms, fingerprint)
 
 
+def share(tuning: TuningConfig, steps: int) -> float:
+    """Return which part of the steps of the first rung's runs is trained, all rungs together.
+
+    >>> share(TuningConfig(rates=(1e-3, 2e-3, 4e-3, 8e-3), rungs=(100, 200)), steps=400)
+    0.375
+    """
+    tried, before, trained = len(tuning.rates), 0, 0
+    for rung in tuning.rungs:
+        trained += tried * (rung - before)
+        tried, before = -(-tried // 2), rung
+    return trained / (len(tuning.rates) * steps)
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """The rate of one arm and what it was chosen by.
@@ -117,21 +130,39 @@ def tune(
     """
     chosen: dict[str, Choice] = {}
     for cohort in cohorts:
-        left, tried = cohort, []
+        left = cohort  # of several arms where they share a program
+        tried: dict[str, list[tuple[float, int, float | None]]] = {}
         for rung in tuning.rungs:
             train_to(left, rung)
-            losses: dict[float, list[float]] = {}
-            for run in left.runs:
-                loss = _loss_at(workdir, run, rung)
-                losses.setdefault(run.hyper.learning_rate, []).append(loss)
-            means = {rate: math.fsum(own) / len(own) for rate, own in losses.items()}
-            tried += [(r, rung, x if math.isfinite(x) else None) for r, x in means.items()]
-            order = sorted(losses, key=lambda rate: (rank_correlation.standing(losses[rate]), rate))
-            kept = order[: 1 if rung == tuning.rungs[-1] else -(-len(order) // 2)]
-            left = CohortPlan(tuple(r for r in left.runs if r.hyper.learning_rate in kept))
-        choice = Choice(left.runs[0].hyper.learning_rate, tuple(tried))
-        chosen |= {run.arm.name: choice for run in cohort.runs}  # arms may share a program
+            last = rung == tuning.rungs[-1]
+            kept: list[Run] = []
+            for arm, runs in _grouped(left.runs, lambda run: run.arm.name).items():
+                rates = _grouped(runs, lambda run: run.hyper.learning_rate)
+                losses = {
+                    rate: [_loss_at(workdir, run, rung) for run in own]
+                    for rate, own in rates.items()
+                }
+                for rate, own in losses.items():
+                    mean = math.fsum(own) / len(own)
+                    tried.setdefault(arm, []).append(
+                        (rate, rung, mean if math.isfinite(mean) else None)
+                    )
+                order = sorted(losses, key=lambda r: (rank_correlation.standing(losses[r]), r))
+                best = order[: 1 if last else -(-len(order) // 2)]
+                kept += [run for rate in best for run in rates[rate]]
+            left = CohortPlan(tuple(run for run in left.runs if run in kept))
+        chosen |= {
+            run.arm.name: Choice(run.hyper.learning_rate, tuple(tried[run.arm.name]))
+            for run in left.runs
+        }
     return chosen
+
+
+def _grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return groups
 
 
 def _loss_at(workdir: Path, run: Run, step: int) -> float:
