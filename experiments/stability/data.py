@@ -190,8 +190,8 @@ class Stability:
         ]  # fmt: skip
         return min(whole, key=lambda c: c.standing, default=None)
 
-    def sensitivity(self, place: Place) -> Estimate:
-        """Return the learning-rate sensitivity of a place, over seeds.
+    def sensitivities(self, place: Place) -> dict[int, float]:
+        """Return the learning-rate sensitivity of a place by seed.
 
         E over learning rates of min(L(rate), L_0) - L*, with L_0 the loss at initialization, which
         a diverged run counts as, and L* the lowest loss over the rates, each within one seed
@@ -201,11 +201,14 @@ class Stability:
         for trial in (t for cell in self.cells(place) for t in cell.trials):
             if trial.loss is not None and trial.start is not None:
                 own.setdefault(trial.seed, []).append(min(trial.loss, trial.start))
-        return statistics.estimate(
-            math.fsum(losses) / len(losses) - min(losses)
-            for losses in own.values()
-            if len(losses) == len(self.rates)
-        )
+        return {
+            seed: math.fsum(losses) / len(losses) - min(losses)
+            for seed, losses in own.items() if len(losses) == len(self.rates)
+        }  # fmt: skip
+
+    def sensitivity(self, place: Place) -> Estimate:
+        """Return the mean of the sensitivities of a place over its seeds."""
+        return statistics.estimate(self.sensitivities(place).values())
 
     def working_range(self, place: Place) -> float | None:
         """Return how many powers of ten of learning rate lie within NEAR of the best loss.

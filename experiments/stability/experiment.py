@@ -71,7 +71,7 @@ class StabilityExperiment:
         final_windows=128, diagnostics="on", diagnostic_points=4, patience=10,
     )  # fmt: skip
     grid: GridConfig = part(
-        GridConfig(seeds=2, learning_rates=(1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256)),
+        GridConfig(seeds=3, learning_rates=(1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256)),
         learning_rates={"fewest": 2},
     )
     stability: StabilityConfig = StabilityConfig()
@@ -87,7 +87,7 @@ FULL = {
 }  # fmt: skip
 
 PRESETS = {
-    "default": ("4 variants, depth 2 and 6, 5 rates, with and without warm-up, 2 seeds", {}),
+    "default": ("4 variants, depth 2 and 6, 5 rates, with and without warm-up, 3 seeds", {}),
     "full": ("7 variants, depth 2 to 16, 7 rates, with and without warm-up, 3 seeds", FULL),
     "smoke": ("2 variants, one depth, 4 rates, 4 steps: whether everything runs", {
         "model.width": 8, "model.heads": 2, "data.window": 8, "train.steps": 4,

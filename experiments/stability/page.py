@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 from experiments.stability import data, figures
@@ -26,7 +28,7 @@ from experiments.stability.data import (
 )
 from experiments.stability.figures import in_words
 from normjax.diagnostics import verdict
-from normjax.reporting import html, report
+from normjax.reporting import effects, html, report, statistics
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import Page, Section, details, muted
 from normjax.reporting.statistics import Estimate
@@ -106,6 +108,9 @@ def render(
             "<b>Working range.</b> The powers of ten between the smallest and the largest learning"
             " rate of the grid whose mean loss is within {near} nats of the best rate's and at"
             " which no run diverged. None where not every run trains even at the best rate.",
+            "<b>Not decided.</b> No difference is shown after Holm's correction over the"
+            " comparisons of losses in the sentences above (of sensitivities: over theirs). The"
+            " intervals, in sentences and table, are each one's own.",
             "<b>Sensitivity.</b> E[min(L(rate), L₀) − L*] over the learning rates of the grid,"
             " within each seed (Wortsman et al. 2023, arXiv 2309.14322). It depends on the range of"
             " rates: compare within a page. A variant that trains at no rate is insensitive too,"
@@ -171,9 +176,11 @@ def _places(stability: Stability) -> Table:
 
 def findings(stability: Stability, found: Sequence[Predictor]) -> list[str]:
     """Return the answers in sentences."""
+    gaps = _gaps(stability)
     said = [
-        _open(stability), _residual_or_norm(stability), _without_norm(stability),
-        _pre_or_post(stability), _sensitivity(stability), _judged(stability), _predicted(found),
+        _open(stability), _residual_or_norm(stability, gaps), _without_norm(stability, gaps),
+        _pre_or_post(stability, gaps), _sensitivity(stability), _judged(stability),
+        _predicted(found),
     ]  # fmt: skip
     return [text for text in said if text]
 
@@ -185,44 +192,72 @@ def _open(stability: Stability) -> str:
     return f"{waiting} of {len(stability.trials)} runs are not finished: what follows may change."
 
 
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """What a placement's loss lies above another's at a depth, each at its best cell.
+
+    Attributes:
+      value: over pairs of runs of one seed; without a mean where a side has no best cell.
+      worse: whether the first is worse, as shown after Holm's correction over the comparisons that
+        the page makes; None where that is not decided. No rate without a diverged run is worse
+        than any loss.
+    """
+
+    value: Estimate
+    worse: bool | None
+
+    @property
+    def words(self) -> str:
+        """The difference, and whether it is shown to be one."""
+        if self.value.mean is None:
+            return "no rate without a diverged run"
+        if self.value.low is None:
+            return change(self.value) + " (no interval)"
+        return change(self.value) + ("" if self.worse is not None else " (not decided)")
+
+
+COMPARED = ((NO_RESIDUAL, PRE), (BARE, PRE), (NO_RESIDUAL, BARE), (POST, PRE))
+"""What the sentences are about: the first against the second, at every depth."""
+
+
+def _gaps(stability: Stability) -> dict[tuple[str, str, int], Gap]:
+    """Return the comparisons that the grid has runs for, by pair and depth."""
+    values, sides = {}, {}
+    for pair in COMPARED:
+        if not set(pair) <= set(stability.series):
+            continue
+        for depth in stability.values("depth"):
+            own, other = (_best(stability, series, depth) for series in pair)
+            sides[(*pair, depth)] = own, other
+            both = own is not None and other is not None
+            values[(*pair, depth)] = own.above(other) if both else Estimate(0)
+    adjusted = statistics.holm([value.p for value in values.values()])
+    out = {}
+    for (key, value), p in zip(values.items(), adjusted, strict=True):
+        own, other = sides[key]
+        worse = None
+        if own is None or other is None:
+            worse = None if own is other else own is None
+        elif effects.is_shown(value, p):
+            worse = (value.mean or 0) > 0
+        out[key] = Gap(value, worse)
+    return out
+
+
 def _best(stability: Stability, series: str, depth: int) -> MapCell | None:
     """Return the best cell of a placement at a depth over rates and warm-ups."""
     warmups = stability.values("warmup")
     return stability.best_of([Place(series, depth, w) for w in warmups])
 
 
-def _gap(stability: Stability, series: str, depth: int, base: str = PRE) -> Estimate:
-    """Return what a placement's loss lies above another's, each at its best, paired by seed."""
-    own, other = _best(stability, series, depth), _best(stability, base, depth)
-    return Estimate(0) if own is None or other is None else own.above(other)
-
-
-def _worse(cell: MapCell | None, other: MapCell | None) -> bool | None:
-    """Whether a best cell is worse than another; None where that is not decided.
-
-    Where no rate is without a diverged run, there is none, and that is worse than any loss.
-    """
-    if cell is None or other is None:
-        return None if cell is other else cell is None
-    gap = cell.above(other)
-    return (gap.mean or 0) > 0 if gap.excludes_zero else None
-
-
-def _signed(gap: Estimate) -> str:
-    if gap.mean is None:
-        return "no rate without a diverged run"
-    return change(gap) + ("" if gap.low is not None else " (no interval)")
-
-
-def _residual_or_norm(stability: Stability) -> str:
+def _residual_or_norm(stability: Stability, gaps: dict[tuple[str, str, int], Gap]) -> str:
     if not {PRE, BARE, NO_RESIDUAL} <= set(stability.series):
         return ""
     parts, more, less, unsure = [], [], [], []
     for depth in stability.values("depth"):
-        residual = _gap(stability, NO_RESIDUAL, depth)
-        norm = _gap(stability, BARE, depth)
-        parts.append(f"{counted(depth, 'block')} {_signed(residual)} and {_signed(norm)}")
-        worse = _worse(*(_best(stability, name, depth) for name in (NO_RESIDUAL, BARE)))
+        residual, norm = gaps[NO_RESIDUAL, PRE, depth], gaps[BARE, PRE, depth]
+        parts.append(f"{counted(depth, 'block')} {residual.words} and {norm.words}")
+        worse = gaps[NO_RESIDUAL, BARE, depth].worse
         (unsure if worse is None else more if worse else less).append(str(depth))
     said = [
         "Removing the residual path and removing every norm, each at its own best rate and warm-up,"
@@ -243,36 +278,33 @@ def _share(stability: Stability, series: str, depth: int) -> tuple[int, int]:
     return sum(c.trains for c in cells), len(cells)
 
 
-def _without_norm(stability: Stability) -> str:
+def _without_norm(stability: Stability, gaps: dict[tuple[str, str, int], Gap]) -> str:
     if not {PRE, BARE} <= set(stability.series):
         return ""
     parts = []
     for depth in stability.values("depth"):
         own, base = _share(stability, BARE, depth), _share(stability, PRE, depth)
         parts.append(f"{counted(depth, 'block')} {own[0]} of {own[1]} (pre-norm {base[0]})")
-    shallow = stability.values("depth")[0]
-    gap, base = _gap(stability, BARE, shallow), _best(stability, PRE, shallow)
     text = (
         "Without any norm a decoder trains in these numbers of cells of rate and warm-up:"
         f" {listed(parts)}."
     )
+    shallow = stability.values("depth")[0]
+    gap, base = gaps[BARE, PRE, shallow], _best(stability, PRE, shallow)
     unigram = stability.results.reference("unigram")
-    if gap.mean is None or base is None or base.loss.mean is None:
+    if gap.value.mean is None or base is None or base.loss.mean is None:
         return text
-    text += (
-        f" At {counted(shallow, 'block')} and its best rate it ends {_signed(gap)} nats from"
-        " pre-norm"
+    if gap.worse is None or unigram is None or unigram <= base.loss.mean:
+        return text
+    share = gap.value.mean / (unigram - base.loss.mean)
+    return (
+        f"{text} At {counted(shallow, 'block')} and its best rate it ends {gap.words} nats from"
+        f" pre-norm: {share:.0%} of the way to the unigram loss, at which a decoder has learned"
+        " nothing of order."
     )
-    if unigram is not None and unigram > base.loss.mean:
-        share = gap.mean / (unigram - base.loss.mean)
-        text += (
-            f": {share:.0%} of the way to the unigram loss, at which a decoder has learned nothing"
-            " of order"
-        )
-    return f"{text}."
 
 
-def _pre_or_post(stability: Stability) -> str:
+def _pre_or_post(stability: Stability, gaps: dict[tuple[str, str, int], Gap]) -> str:
     if not {PRE, POST} <= set(stability.series):
         return ""
     warmups = stability.values("warmup")
@@ -284,38 +316,55 @@ def _pre_or_post(stability: Stability) -> str:
                 width = stability.working_range(Place(series, depth, warmup))
                 ranges.append("none" if width is None else f"{width:.1f}")
         half = len(warmups)
-        gap = _gap(stability, POST, depth)
         parts.append(
             f"{counted(depth, 'block')}: pre-norm {' / '.join(ranges[:half])}, post-norm"
-            f" {' / '.join(ranges[half:])}, best losses {_signed(gap)} apart"
+            f" {' / '.join(ranges[half:])}, best losses {gaps[POST, PRE, depth].words} apart"
         )
     shown = " / ".join(map(in_words, warmups))
     return (
-        f"Pre-norm and post-norm: powers of ten of learning rate within {NEAR:g} nats of the best"
-        f" ({shown}), and how far post-norm's best loss is from pre-norm's: {'; '.join(parts)}."
+        "Pre-norm and post-norm: powers of ten of learning rate at which the mean loss is within"
+        f" {NEAR:g} nats of the best ({shown}), and how far post-norm's best loss is from"
+        f" pre-norm's: {'; '.join(parts)}."
     )
 
 
 def _sensitivity(stability: Stability) -> str:
+    """Say how sensitive those that train at the deepest are, and which are shown to differ."""
     deepest = stability.values("depth")[-1]
-    parts = []
+    parts, pairs = [], []
     for warmup in stability.values("warmup"):
         places = [Place(series, deepest, warmup) for series in stability.series]
-        values = [
-            (stability.sensitivity(place).mean, place.series)
-            for place in places
-            if stability.working_range(place) is not None
-        ]
-        known = sorted((v, series) for v, series in values if v is not None)
+        known = [
+            place for place in places
+            if stability.working_range(place) is not None and stability.sensitivities(place)
+        ]  # fmt: skip
         if known:
-            ranked = listed(f"{s} {v:.2f}" for v, s in known)
-            parts.append(f"{in_words(warmup)}: {ranked}")
+            each = [f"{p.series} {_unsigned(stability.sensitivity(p))}" for p in known]
+            parts.append(f"{in_words(warmup)}: {listed(each)}")
+        pairs += [
+            (warmup, a.series, b.series,
+             statistics.paired(*(stability.sensitivities(place) for place in (a, b))))
+            for a, b in combinations(known, 2)
+        ]  # fmt: skip
     if not parts:
         return ""
-    return (
-        f"Learning-rate sensitivity at {counted(deepest, 'block')}, in nats, from the most"
-        f" forgiving on, of those that train at their best rate: {'; '.join(parts)}."
+    adjusted = statistics.holm([gap.p for *_, gap in pairs])
+    shown = [
+        f"{a} {'above' if (gap.mean or 0) > 0 else 'below'} {b} ({in_words(warmup)})"
+        for (warmup, a, b, gap), p in zip(pairs, adjusted, strict=True)
+        if effects.is_shown(gap, p)
+    ]
+    text = (
+        f"Learning-rate sensitivity at {counted(deepest, 'block')}, in nats, of those that train at"
+        f" their best rate: {'; '.join(parts)}."
     )
+    if pairs:
+        text += f" Shown to differ, of {counted(len(pairs), 'pair')}: {listed(shown) or 'none'}."
+    return text
+
+
+def _unsigned(value: Estimate) -> str:
+    return change(value).removeprefix("+")
 
 
 def _judged(stability: Stability) -> str:
@@ -338,9 +387,10 @@ def _predicted(found: Sequence[Predictor]) -> str:
         return ""
     best = diagnostics[0]
     text = (
-        f"Of the diagnostics known early, {best.name} {best.when} orders the outcomes best: rank"
-        f" correlation {number(best.value, True, 2)}"
-        f" ({number(best.low, True, 2)} to {number(best.high, True, 2)})."
+        f"Of {len(diagnostics)} numbers known early, {best.name} {best.when} has the largest rank"
+        f" correlation with the outcomes: {number(best.value, True, 2)}"
+        f" ({number(best.low, True, 2)} to {number(best.high, True, 2)}, which does not allow for"
+        " its being the largest of so many)."
     )
     rate = next((p for p in found if p.name == "learning rate"), None)
     if rate is not None:
@@ -352,7 +402,7 @@ def _predicted(found: Sequence[Predictor]) -> str:
     )
     if inside is not None:
         text += (
-            f" Among runs of one learning rate {inside.name} {inside.when} does best, with"
+            f" Among runs of one learning rate {inside.name} {inside.when} has the largest, with"
             f" {number(inside.within, True, 2)} on average."
         )
     return text

@@ -22,6 +22,16 @@ RESOLUTION = 5e-4
 WORSE, BETTER, UNDECIDED, UNKNOWN = "worse", "better", "undecided", "unknown"
 
 
+def is_shown(gap: Estimate, adjusted: float | None) -> bool:
+    """Whether a difference is shown not to be 0, by its p-value after Holm's correction.
+
+    >>> is_shown(statistics.estimate([0.2, 0.21, 0.19]), 0.01)
+    True
+    """
+    sure = adjusted is not None and adjusted < LEVEL
+    return sure and gap.mean is not None and abs(gap.mean) >= RESOLUTION
+
+
 @dataclasses.dataclass(frozen=True)
 class Effect:
     """What a variant's loss lies above that of another, both at their best rates.
@@ -60,8 +70,7 @@ class Effect:
         mean = self.gap.mean
         if mean is None:
             return UNDECIDED if a[0] == 1.0 else UNKNOWN
-        sure = self.adjusted is not None and self.adjusted < LEVEL
-        if not sure or abs(mean) < RESOLUTION:
+        if not is_shown(self.gap, self.adjusted):
             return UNDECIDED
         return WORSE if mean > 0 else BETTER
 
