@@ -45,6 +45,11 @@ def _text(results) -> str:
 FULL = [1.90, 1.92, 1.94]
 
 
+def crossings(results: Results):
+    every = trends.lines(results)
+    return trends.crossings(every, trends.compare(results, every))
+
+
 def _plus(*gaps: float) -> list[float]:
     return [loss + gap for loss, gap in zip(FULL, gaps, strict=True)]
 
@@ -174,13 +179,20 @@ def _at_one_condition_only(folder):
 )
 def test_residual_or_norm(tmp_path, residual, norm, expected):
     results = _grid(tmp_path, {"full": FULL, "no-residual": residual, "no-norm": norm})
-    (finding,) = findings.residual_or_norm(results, wording.representatives(results))
+    (finding,) = findings.residual_or_norm(
+        results, wording.representatives(results), effects.compare(results).tells_apart
+    )
     assert expected in finding.text
 
 
 def test_residual_or_norm_is_silent_without_both_arms(tmp_path):
     results = _grid(tmp_path, {"full": FULL, "no-norm": FULL})
-    assert findings.residual_or_norm(results, wording.representatives(results)) == []
+    assert (
+        findings.residual_or_norm(
+            results, wording.representatives(results), effects.compare(results).tells_apart
+        )
+        == []
+    )
 
 
 def test_divergence_is_said_with_seed_and_step(tmp_path):
@@ -227,14 +239,14 @@ def test_trend_crossing_and_divergence_along_x(tmp_path):
     assert "post lies furthest above pre, by +0.303" in text
     assert "at depth 2 post (1.817)" in text
     assert "It rises from depth 2 to 8, by 0.407" in text
-    (crossing,) = (c for c in trends.crossings(trends.lines(results)) if "pre" in c[:2])
+    (crossing,) = (c for c in crossings(results) if "pre" in c[:2])
     assert crossing == ("post", "pre", 2.0, 8.0, True)
 
 
 def test_crossing_within_noise_is_not_clear(tmp_path):
     post = {2: _plus(-0.3, 0.1, 0.1), 4: _plus(0.3, -0.1, -0.1)}
     results = _sweep(tmp_path, {"pre": {2: FULL, 4: FULL}, "post": post})
-    (crossing,) = trends.crossings(trends.lines(results))
+    (crossing,) = crossings(results)
     assert not crossing.clear
     assert "within the noise" in _text(results)
 

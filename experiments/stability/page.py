@@ -231,14 +231,13 @@ def _gaps(stability: Stability) -> dict[tuple[str, str, int], Gap]:
             sides[(*pair, depth)] = own, other
             both = own is not None and other is not None
             values[(*pair, depth)] = own.above(other) if both else Estimate(0)
-    adjusted = statistics.holm([value.p for value in values.values()])
-    out = {}
-    for (key, value), p in zip(values.items(), adjusted, strict=True):
+    shown, out = effects.shown(values), {}
+    for key, value in values.items():
         own, other = sides[key]
         worse = None
         if own is None or other is None:
             worse = None if own is other else own is None
-        elif effects.is_shown(value, p):
+        elif shown[key]:
             worse = (value.mean or 0) > 0
         out[key] = Gap(value, worse)
     return out
@@ -331,7 +330,7 @@ def _pre_or_post(stability: Stability, gaps: dict[tuple[str, str, int], Gap]) ->
 def _sensitivity(stability: Stability) -> str:
     """Say how sensitive those that train at the deepest are, and which are shown to differ."""
     deepest = stability.values("depth")[-1]
-    parts, pairs = [], []
+    parts, pairs = [], {}
     for warmup in stability.values("warmup"):
         places = [Place(series, deepest, warmup) for series in stability.series]
         known = [
@@ -341,19 +340,16 @@ def _sensitivity(stability: Stability) -> str:
         if known:
             each = [f"{p.series} {_unsigned(stability.sensitivity(p))}" for p in known]
             parts.append(f"{in_words(warmup)}: {listed(each)}")
-        pairs += [
-            (warmup, a.series, b.series,
-             statistics.paired(*(stability.sensitivities(place) for place in (a, b))))
-            for a, b in combinations(known, 2)
-        ]  # fmt: skip
+        for a, b in combinations(known, 2):
+            values = (stability.sensitivities(place) for place in (a, b))
+            pairs[warmup, a.series, b.series] = statistics.paired(*values)
     if not parts:
         return ""
-    adjusted = statistics.holm([gap.p for *_, gap in pairs])
     shown = [
-        f"{a} {'above' if (gap.mean or 0) > 0 else 'below'} {b} ({in_words(warmup)})"
-        for (warmup, a, b, gap), p in zip(pairs, adjusted, strict=True)
-        if effects.is_shown(gap, p)
-    ]
+        f"{a} {'above' if (pairs[warmup, a, b].mean or 0) > 0 else 'below'} {b}"
+        f" ({in_words(warmup)})"
+        for (warmup, a, b), sure in effects.shown(pairs).items() if sure
+    ]  # fmt: skip
     text = (
         f"Learning-rate sensitivity at {counted(deepest, 'block')}, in nats, of those that train at"
         f" their best rate: {'; '.join(parts)}."

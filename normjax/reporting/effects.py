@@ -8,14 +8,16 @@ for all comparisons that the page makes. What holds under one condition is not s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
+from typing import TypeVar
 
 from normjax.reporting import statistics
 from normjax.reporting.results import Results, Variant, difference
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.wording import representatives
 
+Key = TypeVar("Key", bound=Hashable)
 LEVEL = 0.05
 RESOLUTION = 5e-4
 """Nats. Less is shown as 0.000, and nothing is said of it."""
@@ -30,6 +32,19 @@ def is_shown(gap: Estimate, adjusted: float | None) -> bool:
     """
     sure = adjusted is not None and adjusted < LEVEL
     return sure and gap.mean is not None and abs(gap.mean) >= RESOLUTION
+
+
+def shown(gaps: Mapping[Key, Estimate]) -> dict[Key, bool]:
+    """Return which differences are shown not to be 0, adjusted for all of them.
+
+    >>> both = {"a": statistics.estimate([0.2, 0.21, 0.19]), "b": statistics.estimate([0.1, -0.1])}
+    >>> shown(both)
+    {'a': True, 'b': False}
+    """
+    adjusted = statistics.holm([gap.p for gap in gaps.values()])
+    return {
+        key: is_shown(gap, p) for (key, gap), p in zip(gaps.items(), adjusted, strict=True)
+    }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +113,14 @@ class Effects:
     def agreed(self, name: str) -> str:
         """Return the kind that a series' effect has under every condition, "" where they differ."""
         return _agreed(self.by_series[name], self.conditions)
+
+    def tells_apart(self, a: Variant, b: Variant) -> bool:
+        """Whether two variants of other series and of one condition are shown to differ."""
+        names, condition = {a.arm.series, b.arm.series}, a.arm.condition
+        for key, own in self.pairs.items():
+            if set(key) == names and condition in own:
+                return own[condition].kind in (WORSE, BETTER)
+        return False
 
     def order(self, first: str, second: str) -> str:
         """Return the kind of first against second that all conditions agree on, "" where none."""

@@ -7,13 +7,12 @@ pairs and the condition that they were seen under; what all of it was seen under
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from normjax.reporting import effects, explanations
 from normjax.reporting.effects import BETTER, UNDECIDED, UNKNOWN, WORSE, Effect, Effects
 from normjax.reporting.results import DIVERGED, UNFINISHED, Results, Variant, difference
-from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import number, span
 from normjax.reporting.wording import (
     DETAIL,
@@ -86,12 +85,12 @@ def comparison(results: Results) -> list[Finding]:
     return [
         *(Finding(MAIN, text) for text in _hurts_most(results, found)),
         *(Finding(MAIN, text) for text in _kinds(results, found)),
-        *residual_or_norm(results, best, found),
+        *residual_or_norm(results, best, found.tells_apart),
         Finding(MAIN, seen_under(results)),
         *(Finding(DETAIL, text) for text in (
             *_baseline(results, best), *no_better_than_counting(results, best),
             *_order(results, found), *divergence(results), *best_rates(results, best),
-            *_many(found),
+            *many(found.count),
         )),
     ]  # fmt: skip
 
@@ -371,10 +370,11 @@ def _at_edge(results: Results, variant: Variant) -> bool:
     return False
 
 
-def _many(found: Effects) -> Iterator[str]:
-    if found.count > 1:
+def many(count: int) -> Iterator[str]:
+    """Say what "shown" means where several comparisons are made."""
+    if count > 1:
         yield (
-            f"{found.count} comparisons are made here. “Shown” means a p-value below"
+            f"{count} comparisons are made here. “Shown” means a p-value below"
             f" {effects.LEVEL:g} after Holm's correction for all of them; intervals are each one's"
             " own 95 %."
         )
@@ -386,9 +386,12 @@ _REMOVED = ("residual connections", "normalization")
 
 
 def residual_or_norm(
-    results: Results, best: Iterable[Variant], compared: Effects | None = None
+    results: Results, best: Iterable[Variant], tells_apart: Callable[[Variant, Variant], bool]
 ) -> list[Finding]:
-    """Say whether removing residual connections or removing normalization hurts more."""
+    """Say whether removing residual connections or removing normalization hurts more.
+
+    ``tells_apart`` says of two variants whether the page's comparisons show that they differ.
+    """
     found: dict[tuple[str, float | None], dict[str, Variant]] = {}
     for variant in best:
         changes = explanations.effective(results, variant.arm)
@@ -397,7 +400,7 @@ def residual_or_norm(
                 place = (variant.arm.condition, variant.arm.x)
                 found.setdefault(place, {}).setdefault(what, variant)
     duels = {
-        place: _duel({what: own[what] for what in _REMOVED}, compared)
+        place: _duel({what: own[what] for what in _REMOVED}, tells_apart)
         for place, own in sorted(found.items(), key=lambda item: (item[0][0], item[0][1] or 0.0))
         if len(own) == len(_REMOVED)
     }
@@ -415,16 +418,9 @@ def residual_or_norm(
     return [Finding(MAIN, f"Residual connections or normalization? {text}")]
 
 
-def _clear(pair: Sequence[Variant], gap: Estimate, compared: Effects | None) -> bool:
-    """Whether two variants are shown to differ, by the page's comparisons where it has them."""
-    names, condition = {v.arm.series for v in pair}, pair[0].arm.condition
-    for key, own in compared.pairs.items() if compared else ():
-        if set(key) == names and condition in own:
-            return own[condition].kind in (WORSE, BETTER)
-    return gap.excludes_zero
-
-
-def _duel(without: Mapping[str, Variant], compared: Effects | None = None) -> tuple[str, str]:
+def _duel(
+    without: Mapping[str, Variant], tells_apart: Callable[[Variant, Variant], bool]
+) -> tuple[str, str]:
     """Return what hurts more to remove, in a few words and in sentences."""
     dead = [what for what, variant in without.items() if variant.all_diverged]
     if len(dead) == len(without):
@@ -446,7 +442,7 @@ def _duel(without: Mapping[str, Variant], compared: Effects | None = None) -> tu
     plain = number(abs(gap.mean))
     size = plain if gap.half_width is None else f"{plain}\u00a0±\u00a0{number(gap.half_width)}"
     brief = f"{more}, by {size}"
-    if _clear(list(without.values()), gap, compared):
+    if tells_apart(*without.values()):
         text = f"Removing {more} hurts more than removing {less}, by {size} nats ({pairs(gap)})."
     elif gap.low is None:
         brief += " in a single pair"

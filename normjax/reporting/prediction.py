@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from normjax.predictions import record
 from normjax.predictions.prediction import LEVEL, LOSSES, SERIES, Expected, Prediction
-from normjax.reporting import interval_score, loading, rank_correlation, statistics
+from normjax.reporting import effects, interval_score, loading, rank_correlation, statistics
 from normjax.reporting.rank_correlation import Correlation
 from normjax.reporting.results import FINISHED, Results, Variant
 from normjax.reporting.statistics import Estimate
@@ -265,14 +265,20 @@ def pairs(items: Sequence[Item]) -> Pairs:
     """Go through the pairs that the data can tell apart.
 
     Those are: all runs of one diverged and none of the other, or as many of both diverged and the
-    95 % interval of the difference paired by seed excludes 0. Where some diverged, a mean of the
-    others decides nothing in their favour. Intervals are not widened for the number of pairs.
+    difference paired by seed is shown not to be 0, after Holm's correction over all pairs. Where
+    some diverged, a mean of the others decides nothing in their favour.
     """
     said, wrong = [], []
-    for a, b in itertools.combinations(sorted(items, key=lambda item: item.standing), 2):
-        gap = statistics.paired(b.finished, a.finished)
+    ordered = sorted(items, key=lambda item: item.standing)
+    gaps = {
+        (i, j): statistics.paired(ordered[j].finished, ordered[i].finished)
+        for i, j in itertools.combinations(range(len(ordered)), 2)
+    }
+    shown = effects.shown(gaps)
+    for (i, j), gap in gaps.items():
+        a, b = ordered[i], ordered[j]
         lost = a.standing[0], b.standing[0]
-        if lost == (0.0, 1.0) or lost[0] == lost[1] and gap.excludes_zero:
+        if lost == (0.0, 1.0) or lost[0] == lost[1] and shown[i, j]:
             better, worse = (a, b) if lost[0] != lost[1] or (gap.mean or 0) > 0 else (b, a)
             said.append(worse.entry.place - better.entry.place)
             wrong += [(worse.name, better.name)] if said[-1] < 0 else []

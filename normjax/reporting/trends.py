@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from normjax.reporting import statistics
+from normjax.reporting import effects, statistics
 from normjax.reporting.findings import (
     best_rates,
     comparison,
     divergence,
+    many,
     no_better_than_counting,
     residual_or_norm,
     seen_under,
@@ -30,6 +33,8 @@ from normjax.reporting.wording import (
 )
 
 Lines = dict[str, dict[float, Variant]]
+Place = tuple[str, float]
+"""Series and x."""
 
 
 class Crossing(NamedTuple):
@@ -56,31 +61,94 @@ def answer(results: Results) -> list[Finding]:
     if not results.x:
         return comparison(results)
     every, best = lines(results), representatives(results)
-    main = [*_worst(results, every), *_best(results, every)]
+    compared = compare(results, every)
+    main = [*_worst(results, every, compared), *_best(results, every, compared)]
     details = [
         *(text for name in every if name != results.baseline
-          for text in _trend(results, every, name)),
-        _crossings(results, every), *divergence(results),
+          for text in _trend(results, every, name, compared)),
+        _crossings(results, every, compared), *divergence(results),
         *no_better_than_counting(results, best), *best_rates(results, best),
+        *many(compared.count),
     ]  # fmt: skip
     return [
-        *(Finding(MAIN, text) for text in main), *residual_or_norm(results, best),
-        Finding(MAIN, seen_under(results)), _baseline(results, every),
+        *(Finding(MAIN, text) for text in main),
+        *residual_or_norm(results, best, compared.tells_apart),
+        Finding(MAIN, seen_under(results)), _baseline(results, every, compared),
         *(Finding(DETAIL, text) for text in details),
     ]  # fmt: skip
 
 
-def crossings(every: Lines) -> list[Crossing]:
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """The comparisons of a page with an x axis, judged together by Holm's method.
+
+    Attributes:
+      gaps: ((series, x), (series, x)) -> what the first lies above the second: of every two series
+        at each x, and of the baseline's ends.
+      growth: series -> how its difference to the baseline changes from the first x to the last.
+    """
+
+    gaps: dict[tuple[Place, Place], Estimate]
+    growth: dict[str, Estimate]
+
+    @functools.cached_property
+    def _shown(self) -> dict[Any, bool]:
+        return effects.shown({**self.gaps, **self.growth})
+
+    @property
+    def count(self) -> int:
+        """How many comparisons the p-values are adjusted for."""
+        return sum(gap.p is not None for gap in (*self.gaps.values(), *self.growth.values()))
+
+    def tells_apart(self, a: Variant, b: Variant) -> bool:
+        """Whether two variants are shown to differ."""
+        own, other = ((v.arm.series, v.arm.x) for v in (a, b))
+        return self._shown.get((own, other), False) or self._shown.get((other, own), False)
+
+    def grows(self, name: str) -> bool:
+        """Whether a series' difference to the baseline is shown to change."""
+        return self._shown.get(name, False)
+
+
+def compare(results: Results, every: Lines) -> Compared:
+    """Return all that the sentences compare."""
+    gaps, growth = {}, {}
+    for a, b in combinations(every, 2):
+        for x in (x for x in every[a] if x in every[b]):
+            gaps[(a, x), (b, x)] = difference(every[a][x], every[b][x])
+    base = every.get(results.baseline, {})
+    ends = [x for x, v in base.items() if v.loss.mean is not None]
+    if len(ends) > 1:
+        first, last = min(ends), max(ends)
+        own = (results.baseline, last), (results.baseline, first)
+        gaps[own] = difference(base[last], base[first])
+    for name, points in every.items():
+        known = [
+            x for x, v in points.items() if x in base and difference(v, base[x]).mean is not None
+        ]
+        if name != results.baseline and len(known) > 1:
+            first, last = min(known), max(known)
+            differences = [
+                statistics.differences(points[x].losses, base[x].losses) for x in (last, first)
+            ]
+            growth[name] = statistics.paired(*differences)
+    return Compared(gaps, growth)
+
+
+def crossings(every: Lines, compared: Compared) -> list[Crossing]:
     """Return where the means of two series change order.
 
-    A crossing is clear when the paired interval excludes 0 at both x that bracket it; they need
-    not be neighbours.
+    A crossing is clear when the difference is shown at both x that bracket it; they need not be
+    neighbours.
     """
     found = []
     for first, second in combinations(every, 2):
         shared = [x for x in every[first] if x in every[second]]
         gaps = {x: difference(every[first][x], every[second][x]) for x in shared}
-        sure = _sign_changes({x: gap for x, gap in gaps.items() if gap.excludes_zero})
+        sure = _sign_changes({
+            x: gap for x, gap in gaps.items()
+            if compared.tells_apart(every[first][x], every[second][x])
+        })  # fmt: skip
         noisy = _sign_changes({x: gap for x, gap in gaps.items() if gap.mean})
         covered = [new for new in noisy if any(a <= new[0] and new[1] <= b for a, b, _ in sure)]
         for before, after, down in sure + [new for new in noisy if new not in covered]:
@@ -100,7 +168,7 @@ def _at(results: Results, x: float) -> str:
     return f"{results.x['name'] if results.x else 'x'} {x:g}"
 
 
-def _worst(results: Results, every: Lines) -> Iterator[str]:
+def _worst(results: Results, every: Lines, compared: Compared) -> Iterator[str]:
     """Say what hurts most at the largest x, where differences are meant to show."""
     last = max((x for points in every.values() for x in points), default=None)
     base = every.get(results.baseline, {}).get(last) if last is not None else None
@@ -115,7 +183,7 @@ def _worst(results: Results, every: Lines) -> Iterator[str]:
     parts += [f"{k} of {len(here[n].runs)} runs of {n} diverged" for n, k in some.items() if k]
     if known:
         name, gap = max(known, key=lambda item: item[1].mean or 0.0)
-        sure = " (no interval)" if gap.low is None else _mark(gap)
+        sure = _mark(gap, compared.tells_apart(here[name], base))
         word = "of those without a diverged run, " if parts else ""
         parts.append(
             f"{word}{name} lies furthest above {results.baseline}, by "
@@ -127,13 +195,13 @@ def _worst(results: Results, every: Lines) -> Iterator[str]:
         yield f"At {_at(results, last)}, {'; '.join(parts)}."
 
 
-def _best(results: Results, every: Lines) -> Iterator[str]:
+def _best(results: Results, every: Lines, compared: Compared) -> Iterator[str]:
     each = []
     for x in sorted({x for points in every.values() for x in points}):
         here = [points[x] for points in every.values() if x in points]
         here = sorted((v for v in here if v.standing and v.losses), key=lambda v: v.standing or ())
         shown = [f"{v.arm.series} ({number(v.loss.mean)})" for v in here[:2]]
-        if len(here) > 1 and difference(here[1], here[0]).excludes_zero:
+        if len(here) > 1 and compared.tells_apart(*here[:2]):
             del shown[1]
         each.append(f"at {_at(results, x)} {', not separated from '.join(shown) or 'none'}")
     if each:
@@ -141,7 +209,7 @@ def _best(results: Results, every: Lines) -> Iterator[str]:
         yield f"Lowest mean test loss ({unit}): {'; '.join(each)}."
 
 
-def _baseline(results: Results, every: Lines) -> Finding:
+def _baseline(results: Results, every: Lines, compared: Compared) -> Finding:
     points = every.get(results.baseline, {})
     known = {x: v for x, v in points.items() if v.loss.mean is not None}
     if not known:
@@ -151,15 +219,14 @@ def _baseline(results: Results, every: Lines) -> Finding:
     text += f" at {_at(results, first)}"
     if last != first:
         gap = difference(known[last], known[first])
-        sure = "" if gap.excludes_zero else " (the interval contains 0)"
         text += (
             f" and at {number(known[last].loss.mean)} at {_at(results, last)}, a change of"
-            f" {change(gap)}{' (no interval)' if gap.low is None else sure}"
+            f" {change(gap)}{_mark(gap, compared.tells_apart(known[last], known[first]))}"
         )
     return Finding(DETAIL, f"{text}. {references(results)}".strip())
 
 
-def _trend(results: Results, every: Lines, name: str) -> Iterator[str]:
+def _trend(results: Results, every: Lines, name: str, compared: Compared) -> Iterator[str]:
     """Say how a series' difference to the baseline goes with x."""
     base, points = every.get(results.baseline, {}), every[name]
     gaps = {x: difference(v, base[x]) for x, v in points.items() if x in base}
@@ -169,36 +236,37 @@ def _trend(results: Results, every: Lines, name: str) -> Iterator[str]:
     if not known:
         yield f"{name} has no loss to compare with {results.baseline}.{tail}"
         return
-    each = ", ".join(f"{change(gap)}{_mark(gap)} at {_at(results, x)}" for x, gap in known.items())
+    each = ", ".join(
+        f"{change(gap)}{_mark(gap, compared.tells_apart(points[x], base[x]))} at {_at(results, x)}"
+        for x, gap in known.items()
+    )
     first, last = min(known), max(known)
-    growth = "" if first == last else f" {_growth(results, points, base, first, last)}"
+    growth = "" if first == last else f" {_growth(results, name, first, last, compared)}"
     yield f"{name} against {results.baseline}: {each}.{growth}{tail}"
 
 
-def _mark(gap: Estimate) -> str:
-    return " (contains 0)" if gap.low is not None and not gap.excludes_zero else ""
+def _mark(gap: Estimate, shown: bool) -> str:
+    if gap.low is None:
+        return " (no interval)"
+    return "" if shown else " (not shown)"
 
 
-Points = dict[float, Variant]
-
-
-def _growth(results: Results, points: Points, base: Points, first: float, last: float) -> str:
+def _growth(results: Results, name: str, first: float, last: float, compared: Compared) -> str:
     """Compare the difference at both ends of x, seed by seed."""
-    ends = [statistics.differences(points[x].losses, base[x].losses) for x in (last, first)]
-    growth = statistics.paired(ends[0], ends[1])
+    growth = compared.growth[name]
     place = f"from {_at(results, first)} to {last:g}"
     if growth.mean is None:
         return f"No seed finished at both ends, so its change {place} is not known."
     word, size = "rises" if growth.mean > 0 else "falls", number(abs(growth.mean))
     if growth.low is None:
         return f"It {word} by {size} {place}, without an interval."
-    if growth.excludes_zero:
+    if compared.grows(name):
         return f"It {word} {place}, by {size}\u00a0±\u00a0{number(growth.half_width)} nats."
-    return f"Its change {place}, {change(growth)}, has an interval that contains 0."
+    return f"Its change {place}, {change(growth)}, is not shown to be one."
 
 
-def _crossings(results: Results, every: Lines) -> str:
-    found = crossings(every)
+def _crossings(results: Results, every: Lines, compared: Compared) -> str:
+    found = crossings(every, compared)
     sure = [
         f"{c.first} is lower at {_at(results, c.before)}, {c.second} at {c.after:g}"
         for c in found if c.clear
