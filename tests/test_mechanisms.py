@@ -254,7 +254,7 @@ def test_the_verdicts_can_be_told_without_colour(folder):
     page = (folder / "mechanisms.html").read_text()
     for sign, words in (
         ("●", "computes it"), ("■", "sits at its own floor"), ("◐", "learns unreliably"),
-        ("✕", "fails to learn"),
+        ("✕", "not reached"),
     ):  # fmt: skip
         assert sign in page and words in page
 

@@ -33,7 +33,7 @@ SIGNS = {
 
 KEYS = {
     COMPUTES: "computes it", AT_FLOOR: "sits at its own floor", UNRELIABLE: "learns unreliably",
-    FAILS: "fails to learn", NO_FLOOR: "no floor known", NO_RUN: "no run",
+    FAILS: "not reached", NO_FLOOR: "no floor known", NO_RUN: "no run",
 }  # fmt: skip
 _RATES = ("o", "^", "s", "D", "v", "P")
 _OPTIMUM = ("exact optimum", Look(INK, ""))

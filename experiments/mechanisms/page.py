@@ -95,8 +95,9 @@ def render(found: Mechanisms, drawn: Sequence[tuple[Figure, str]]) -> str:
             "<b>Goal.</b> The optimum, or the floor where it lies more than the margin above the"
             " optimum.",
             "<b>Verdicts.</b> All runs within: computes it, or sits at its own floor. Some: learns"
-            " unreliably, k of n. None: fails to learn. A run that diverged is not within; an"
-            " unfinished one is not counted. Other seeds, rates, sizes or steps may give other"
+            " unreliably, k of n. None: not reached, for want of learning where it has been shown that"
+            " the floor can be reached, else for one of two reasons that are not told apart. A run"
+            " that diverged is not within; an unfinished one is not counted. Other seeds, rates, sizes or steps may give other"
             " verdicts, except where a decoder cannot compute more.",
             "<b>Self-test.</b> A final loss more than {rule.alarm:g} standard errors below its"
             " floor would mean that a floor or the evaluation is wrong, and would stand at the top"
@@ -132,7 +133,7 @@ def _headline(found: Mechanisms) -> str:
     shown = [view(v, lambda task, v=v: cell(task, v)) for v in found.variants]
     key = (
         "mean final loss at the best rate minus the optimum (nats); C computes it, S sits at its"
-        " own floor, U learns unreliably, F fails to learn, N no floor known; runs within the"
+        " own floor, U learns unreliably, F not reached, N no floor known; runs within the"
         " margin"
     )
     head = [view("task", lambda t: t.name), view("optimum", lambda t: number(t.optimum))]

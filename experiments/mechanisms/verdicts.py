@@ -13,7 +13,7 @@ The goal of a variant is O where F <= O + m, else F. Of n finished and diverged 
     k = n, goal O    computes it
     k = n, goal F    sits at its own floor: it cannot compute more
     0 < k < n        learns unreliably: it can, in k of n runs
-    k = 0            fails to learn: above its floor with every seed and rate
+    k = 0            not reached: above its floor with every seed and rate
 
 A run that diverged is not within. A verdict is *close* where it would be another one with x - z s
 in place of x + z s.

@@ -72,6 +72,7 @@ class Event:
       largest: the largest factor at any place and step.
       moving: whether the value at this place only moved further away.
       undated: whether ``step`` is that of the largest departure, the first being unknown.
+      throughout: whether it was so at every step; ``step`` is 0.
       reason: what this means.
     """
 
@@ -92,6 +93,7 @@ class Event:
     moving: bool = False
     below: bool = False
     undated: bool = False
+    throughout: bool = False
     reason: str = ""
 
     def record(self) -> dict[str, Any]:
@@ -107,15 +109,20 @@ class Event:
 def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
     """Return events by step, and within a step in the order of computation.
 
-    Of undated events the earliest step counts for all.
+    Of undated events the earliest step counts for all. What was so at every step comes after what
+    was off at the first, and there parts that never changed come first: they keep what they began
+    with.
     """
     events = list(events)
     undated = min((e.step for e in events if e.undated), default=0)
-    return tuple(sorted(events, key=lambda e: (undated if e.undated else e.step, *_place_key(e))))
+    return tuple(
+        sorted(events, key=lambda e: (undated if e.undated else e.step, *_place_key(e)))
+    )  # fmt: skip
 
 
 def _place_key(event: Event) -> tuple:
-    return _key(event.diagnostic, event.layer, event.sublayer, event.head)
+    key = _key(event.diagnostic, event.layer, event.sublayer, event.head)
+    return (event.throughout, event.throughout and key[0] != _STEP, *key)
 
 
 def _key(name: str, layer: int | None, sublayer: str | None, head: int | None) -> tuple:
@@ -236,8 +243,7 @@ def over_steps(
     with np.errstate(invalid="ignore"):
         if band.always:  # a part that starts at nothing may do nothing, but not to the end
             under, over = high <= band.low * reference, low >= band.high * reference
-            # Known at the end only.
-            under_step = over_step = np.full(len(low), max(evidence.taken - 1, 0))
+            under_step = over_step = np.zeros(len(low), int)
         else:
             under, over = low < band.low * reference, high > band.high * reference
             early = first * (not settled)
@@ -263,7 +269,8 @@ def over_steps(
         factor=_factor(float(ratios[column]), band), limit=band.high if is_over else band.low,
         against=band.against, places=len(columns), of=len(low),
         largest=max((_factor(float(r), band) or 0.0 for r in ratios[columns]), default=0.0) or None,
-        below=not is_over, undated=bool(row > 0) and not band.always, reason=band.reason,
+        below=not is_over, undated=bool(row > 0), throughout=band.always,
+        reason=band.reason,
     )]  # fmt: skip
 
 

@@ -62,6 +62,7 @@ STILL_FALLING = 0.2
 """A loss falls still if the second half of its evaluations has so much of its whole fall."""
 _STANDS_FOR = {"loss/value": "validation/loss", "gradient/norm": "gradient/norm"}
 _SHOWN = 3
+_UNLEARNED = (NOT_LEARNING, TOO_SLOW)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,12 +255,12 @@ def _sentence(verdict: Verdict, found: Evidence) -> str:
 def _against_pairs(verdict: Verdict, found: Evidence, config: VerdictConfig) -> str:
     """Return what to add where a run that learned shows no use of more than the last token."""
     tested, bigram = found.metrics.get("test/loss"), found.references.get("bigram")
-    if verdict.state in ("diverged", "not learning", "too slow", "unknown") or bigram is None:
+    if verdict.state in ("diverged", "unknown") or bigram is None:
         return ""
     if tested is None or tested.steps[-1] != found.steps:
         return ""
     last = float(tested.flat[-1, 0])
-    if last < bigram - config.margin:
+    if last < bigram - config.margin or any(e.kind in _UNLEARNED for e in verdict.events):
         return ""
     return (f" Its final loss, {last:.3g}, is not {config.margin:g} below the {bigram:.3g} of who"
             " knows which token follows which: it does not show that more than the last token is"
@@ -303,8 +304,8 @@ def beyond(event: Event) -> str:
 
 def what(event: Event) -> str:
     """Return what happened as a clause."""
-    at = where(event)
-    head = f"{title(event.diagnostic)} at step {event.step}" + (f" in {at}" if at else "")
+    at, when = where(event), "every step" if event.throughout else f"step {event.step}"
+    head = f"{title(event.diagnostic)} at {when}" + (f" in {at}" if at else "")
     many = f", {event.places} of {event.of} places" if event.of > 1 else ""
     if event.kind == SKIPPED:
         return f"at step {event.step} {event.reason}"
@@ -314,7 +315,7 @@ def what(event: Event) -> str:
         count = f", {event.places} spikes in all" if event.places > 1 else ""
         size = f"{event.value:.3g}, {times(event.factor or 1.0)} times its running median"
         return f"{head} spiked to {size}{count}"
-    if event.kind in (NOT_LEARNING, TOO_SLOW):
+    if event.kind in _UNLEARNED:
         more = f"; {event.reason}" if event.reason else ""
         return (f"{title(event.diagnostic)} at step {event.step}: {event.value:.3g}, not below the"
                 f" {event.limit:.3g} of who knows only how frequent tokens are{more}")  # fmt: skip
