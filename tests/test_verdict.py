@@ -136,7 +136,7 @@ def test_a_stream_that_shrinks_after_the_warmup_drifts():
 
 
 def test_units_that_are_dead_are_an_idle_part():
-    found = judged(plant(healthy(), "mlp/dead_share", (2,), 0.9, 10))
+    found = judged(plant(healthy(), "mlp/dead_share", (2,), 0.95, 10))
     assert (found.state, found.first.kind, found.first.layer) == ("idle part", IDLE, 3)
 
 
@@ -183,7 +183,7 @@ def test_growth_is_measured_from_the_end_of_the_warmup():
 
 
 def test_the_smaller_step_is_first_then_the_order_of_computation():
-    samples = plant(healthy(), "mlp/dead_share", (0,), 0.9, 10)
+    samples = plant(healthy(), "mlp/dead_share", (0,), 0.95, 10)
     samples = plant(samples, f"gain/max[{NORM}]", (3,), 50.0, 30)
     assert judged(samples).first.diagnostic == "mlp/dead_share"
     samples = healthy()

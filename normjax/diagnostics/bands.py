@@ -129,7 +129,7 @@ BANDS: tuple[Band, ...] = (
         reason="the stream nears what half precision can hold (6e-8 to 65504)", source="IEEE 754",
     ),
     Band(
-        "residual/rms_after", low=0.1, high=10.0, against="warm-up",
+        "residual/rms_after", low=0.1, high=20.0, against="warm-up",
         reason="the stream does not keep its size; beside a stream that grows, later branches lose"
         " their say", source="Liu et al. 2020, arXiv 2004.08249 (amplification), numbers: " + _RULE,
     ),
@@ -167,7 +167,7 @@ BANDS: tuple[Band, ...] = (
         one_sided="a block whose heads but one are dead is told by those",
     ),
     Band(
-        "mlp/dead_share", high=0.5, kind=IDLES, reason="most hidden units are dead",
+        "mlp/dead_share", high=0.9, kind=IDLES, reason="nearly all hidden units are dead",
         source="Lu et al. 2019, arXiv 1903.06733", one_sided="a share of 0 is the best",
     ),
     Band(
@@ -190,7 +190,7 @@ BANDS: tuple[Band, ...] = (
         one_sided="a gradient falls as a model learns",
     ),
     Band(
-        "gradient/jump", high=10.0, kind=JUMPS,
+        "gradient/jump", high=100.0, kind=JUMPS,
         reason="the gradient norm jumps from one step to the next", source=_RULE,
         one_sided="a gradient falls as a model learns",
     ),
@@ -225,7 +225,7 @@ class VerdictConfig:
         least=0, most=1e6,
     )  # fmt: skip
     gradient_spike: float = field(
-        10.0, "a gradient norm of so many times its running mean is a spike", above=1, most=1e30
+        100.0, "a gradient norm of so many times its running mean is a spike", above=1, most=1e30
     )
 
 

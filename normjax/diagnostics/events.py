@@ -46,6 +46,7 @@ _WITHIN = (
     "branch/rms", "branch/stream_ratio", "branch/stream_cosine", "residual/rms_after",
     "residual/transfer", "residual/depth_ratio", "residual/token_similarity",
 )  # fmt: skip
+_WRITTEN = ("attention/head_share", "branch/stream_ratio")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +111,8 @@ def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
     """Return events by step, and within a step in the order of computation.
 
     Of undated events the earliest step counts for all. What was so at every step comes after what
-    was off at the first, and there parts that never changed come first: they keep what they began
-    with.
+    was off at the first, and there causes come first too: a part that no step changes keeps what it
+    began with, and a part that writes nothing is never taught what to read.
     """
     events = list(events)
     undated = min((e.step for e in events if e.undated), default=0)
@@ -122,7 +123,10 @@ def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
 
 def _place_key(event: Event) -> tuple:
     key = _key(event.diagnostic, event.layer, event.sublayer, event.head)
-    return (event.throughout, event.throughout and key[0] != _STEP, *key)
+    cause = 0
+    if event.throughout and key[0] != _STEP:
+        cause = 1 if definitions.split(event.diagnostic)[0] in _WRITTEN else 2
+    return (event.throughout, cause, *key)
 
 
 def _key(name: str, layer: int | None, sublayer: str | None, head: int | None) -> tuple:
