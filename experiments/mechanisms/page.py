@@ -95,10 +95,11 @@ def render(found: Mechanisms, drawn: Sequence[tuple[Figure, str]]) -> str:
             "<b>Goal.</b> The optimum, or the floor where it lies more than the margin above the"
             " optimum.",
             "<b>Verdicts.</b> All runs within: computes it, or sits at its own floor. Some: learns"
-            " unreliably, k of n. None: not reached, for want of learning where it has been shown that"
-            " the floor can be reached, else for one of two reasons that are not told apart. A run"
-            " that diverged is not within; an unfinished one is not counted. Other seeds, rates, sizes or steps may give other"
-            " verdicts, except where a decoder cannot compute more.",
+            " unreliably, k of n. None: not reached, for want of learning where it has been shown"
+            " that the floor can be reached, else for one of two reasons that are not told apart. A"
+            " run that diverged is not within; an unfinished one is not counted. Other seeds,"
+            " rates, sizes or steps may give other verdicts, except where a decoder cannot compute"
+            " more.",
             "<b>Self-test.</b> A final loss more than {rule.alarm:g} standard errors below its"
             " floor would mean that a floor or the evaluation is wrong, and would stand at the top"
             " of this page. So would a final loss that comes out differently when it is computed"
