@@ -23,19 +23,25 @@ from normjax.norms import NORMS, Norm
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def as_float64(name: str, x: Any, shape: tuple[int, ...] | None = None) -> Floats:
+def as_float64(
+    name: str, x: Any, shape: tuple[int, ...] | None = None, finite: bool = True
+) -> Floats:
     """Return x as a float64 array.
 
     Raises:
-      UserError: x is not numeric, not finite, or its last axes are not ``shape``.
+      UserError: x is not numeric, not real, not finite, or its last axes are not ``shape``.
     """
     try:
+        if np.iscomplexobj(x):
+            raise UserError(f"{name}: must be real; take its real and imaginary parts apart")
         array = np.asarray(x, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{name} of type {type(x).__name__}: must be an array of numbers") from None
     if shape is not None and array.shape[max(0, array.ndim - len(shape)) :] != shape:
         raise UserError(f"{name} of shape {array.shape}: must be (..., {str(shape)[1:-1]})")
-    if not np.all(np.isfinite(array)):
+    if finite and not np.all(np.isfinite(array)):
         where = np.argwhere(~np.isfinite(array))[0].tolist()
         raise UserError(
             f"{name}{where}={array[tuple(where)]}: must be finite; look at where it comes from"

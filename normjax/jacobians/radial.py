@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from normjax.errors import UserError
+from normjax.errors import UserError, whole_number
 from normjax.jacobians.closed_forms import as_float64
 from normjax.jacobians.views import prepared
 from normjax.norm_derivatives import Floats, unit
@@ -123,17 +123,18 @@ def radial_report(
     >>> round(report.rr, 12), round(report.rt, 12), round(report.cosine, 12)
     (3.0, 0.0, 1.0)
     """
-    if probes < 2:
+    if whole_number("probes", probes) < 2:
         raise UserError(f"probes={probes}: must be at least 2 for a standard error")
     u = directions("h", h)
     with jax.enable_x64(True):
-        fn, x = prepared(fn, h, 1)
-        out, push = jax.linearize(fn, x)
-        if out.shape != x.shape:
-            raise UserError(f"fn: returns shape {out.shape} for {x.shape}; must keep the shape")
-        v = directions("fn(h)", out)
+        found = prepared(fn, h, 1)
+        name, out, shape = found.of.name, found.value, found.of.point.shape
+        if out.shape != shape:
+            raise UserError(f"{name}: returns shape {out.shape} for {shape}; must keep the shape")
+        v = directions(f"{name}(h)", out)
+        push = found.push
         radial = np.asarray(push(jnp.asarray(u)))
-        (pulled,) = jax.linear_transpose(push, x)(jnp.asarray(v))
+        pulled = found.pull(jnp.asarray(v))
         z = np.random.default_rng(seed).choice([-1.0, 1.0], size=(probes, *u.shape))
         # One at a time: memory stays that of one product, and compiled parts are reused.
         images = np.stack([np.asarray(push(jnp.asarray(p))) for p in _tangential(z, u)])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from normjax.errors import UserError
+from normjax.errors import UserError, whole_number
 from normjax.spectra.bidiagonal import Chain, Operator, Vector, residual_bounds
 
 _MEMORY = 4 << 30  # bytes for the basis vectors
@@ -80,7 +80,8 @@ def top_singular_values(
     >>> top.values.round(6), top.resolved
     (array([5., 4.]), True)
     """
-    operator = Operator(function, x)
+    operator = Operator(function, x, widest=False)
+    k = whole_number("k", k)
     if not 1 <= k <= operator.domain:
         raise UserError(
             f"k={k}: must be from 1 to {operator.domain}, the smaller side of the Jacobian"
@@ -232,6 +233,7 @@ class _Found:
         left, right = left[: self._k].T, right[: self._k].T
         if self._operator.turned:
             left, right = right, left
+        values, bounds = (np.ldexp(a, self._operator.exponent) for a in (values, bounds))
         converged = bool(bounds.max() <= (self._tol + 2 * self._operator.roundoff) * values[0])
         resolved = verify and self._shown
         products = self._operator.products
