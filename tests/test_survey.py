@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from decimal import Decimal
 
 import jax
 import numpy as np
@@ -159,11 +160,11 @@ def test_the_survey_measures_every_checkpoint_and_depth(workdir):
     rows = (folder / "work" / "spectrum.csv").read_text().splitlines()
     assert rows[0].split(",") == [
         *("series", "seed", "step", "depth", "part", "position", "run", "sequences"),
-        *("sigma_max", "sigma_min", "rms_gain", "condition"),
-        *("deflated_max", "deflated_min", "deflated_condition"),
-        *("deflated_condition_low", "deflated_condition_high"),
+        *("log10_sigma_max", "log10_sigma_min", "log10_rms_gain", "log10_condition"),
+        *("log10_deflated_max", "log10_deflated_min", "log10_deflated_condition"),
+        *("log10_deflated_condition_low", "log10_deflated_condition_high"),
         *("rr", "rt", "tr", "tt", "cosine", "stream_rms_before", "stream_rms_after"),
-        *("theory_max", "theory_min", "theory_distance"),
+        *("log10_theory_max", "log10_theory_min", "theory_distance"),
     ]
     # (3 steps x 2 blocks + stack) + (depth 1: block + stack), for 2 positions and 2 placements
     assert len(rows) - 1 == 2 * 2 * (3 * 3 + 2)
@@ -314,6 +315,27 @@ def test_a_damaged_survey_says_how_to_get_it_back(tmp_path, workdir):
     (tmp_path / "spectra.npz").write_bytes(b"no zip")
     with pytest.raises(UserError, match="spectra.npz is not what was sealed; run it again"):
         survey_data.read_survey(tmp_path)
+
+
+def test_what_is_known_in_logarithms_is_written_in_logarithms():
+    """A stack over 800 powers of ten: no cap at 1e304 and no zero that is 2e-308."""
+    logs = np.array([[921.0, 0.0, -921.0], [921.0, 0.0, -np.inf], [921.0, 0.0, -np.inf]])
+    ones = np.ones((1, 3, 1, 3))
+    arrays = {"mean_square": np.ones((2, 3, 1)), "raw": ones, "deflated": ones * [1.0, 1.0, 0.0],
+              "log_raw": logs[:, None], "log_deflated": np.stack([logs[0]] * 3)[:, None],
+              **{f"gains/{name}": np.ones((1, 3, 1)) for name in survey_data.GAINS}}  # fmt: skip
+    entry = {"series": "x", "seed": 0, "step": 0, "depth": 1, "positions": [0], "run": "",
+             "main": True}  # fmt: skip
+    point = survey_data.SurveyPoint(entry, arrays)
+    block, stack = survey_data.rows(survey_data.Survey({}, (point,)))
+    assert stack["log10_deflated_condition"] == pytest.approx(1842 / np.log(10), rel=1e-15)
+    assert stack["log10_sigma_max"] == pytest.approx(921 / np.log(10), rel=1e-15)
+    assert stack["log10_condition"] == np.inf and stack["log10_sigma_min"] == -np.inf
+    assert stack["log10_rms_gain"] == pytest.approx((921 - np.log(3) / 2) / np.log(10), rel=1e-15)
+    assert block["log10_deflated_min"] == -np.inf and block["log10_condition"] == 0
+    # exp(1842), by the digits of Python's decimal
+    expected = Decimal(1842).exp()
+    assert survey_data.shown(1842.0) == f"{expected:.3e}"
 
 
 def test_a_norm_that_removes_the_mean_hides_two_directions():

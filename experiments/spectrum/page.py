@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.spectrum import data, figures
-from experiments.spectrum.data import Survey, SurveyPoint
+from experiments.spectrum.data import Survey, SurveyPoint, shown
 from normjax.reporting import html, report, tables
 from normjax.reporting.drawing import Figure
 from normjax.reporting.html import Page, Section, details, muted
@@ -127,8 +127,9 @@ def _stacks(survey: Survey) -> str:
             rows.append(Stack(name, points, _logs(points), raw))
 
     def condition(row: Stack) -> str:
-        raw = min(700.0, np.median(row.raw[:, 0] - row.raw[:, -1]))
-        return stacked(_g(np.exp(np.median(row.logs[:, 0] - row.logs[:, -1]))), _g(np.exp(raw)))
+        return stacked(*(
+            shown(float(np.median(logs[:, 0] - logs[:, -1]))) for logs in (row.logs, row.raw)
+        ))  # fmt: skip
 
     def size(row: Stack) -> float:
         return np.sqrt(np.median([p.arrays["mean_square"][-1, :, -1] for p in row.points]))
@@ -137,9 +138,9 @@ def _stacks(survey: Survey) -> str:
         view("Series", lambda row: dotted(survey.looks[row.series].colour, row.series), "name"),
         view("Step", lambda row: row.points[0].step, "n"),
         view("Blocks", lambda row: row.points[0].depth, "n"),
-        view("Largest", lambda row: _g(np.exp(np.median(row.logs[:, 0]))), "n"),
-        view("Middle", lambda row: _g(np.exp(np.median(row.logs))), "n"),
-        view("Smallest", lambda row: _g(np.exp(np.median(row.logs[:, -1]))), "n"),
+        view("Largest", lambda row: shown(float(np.median(row.logs[:, 0]))), "n"),
+        view("Middle", lambda row: shown(float(np.median(row.logs))), "n"),
+        view("Smallest", lambda row: shown(float(np.median(row.logs[:, -1]))), "n"),
         view(stacked("Condition", "raw"), condition, "n"),
         view("RMS of the stream after", lambda row: _g(size(row)), "n"),
     ])(rows)  # fmt: skip
@@ -154,13 +155,13 @@ def _laws(survey: Survey) -> str:
 
     def measured(row: tuple[SurveyPoint, str, dict[str, Any]]) -> str:
         logs = row[0].logs(row[1])
-        return f"{_g(np.exp(logs.min()))} to {_g(np.exp(logs.max()))}"
+        return f"{shown(float(logs.min()))} to {shown(float(logs.max()))}"
 
     def theory(row: tuple[SurveyPoint, str, dict[str, Any]]) -> str | None:
         low, high = row[2]["log_low"], row[2]["log_high"]
         if high is None:
             return None
-        return f"{'0' if low is None else _g(math.exp(low))} to {_g(math.exp(high))}"
+        return f"{'0' if low is None else shown(low)} to {shown(high)}"
 
     def assumed(row: tuple[SurveyPoint, str, dict[str, Any]]) -> str:
         return details(f"{row[2]['assumption'][:40]}…", row[2]["assumption"])

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from experiments.spectrum.data import log_of
 from experiments.spectrum.measured import Measured, measure
 from experiments.spectrum.predicted import Overlay, overlay, scales
 from normjax.errors import UserError
@@ -139,7 +140,8 @@ def _law_record(law: Overlay, found: Measured, name: str) -> dict[str, Any]:
     if name == "stack":
         logs = found.log_deflated[:, -1]
     else:
-        logs = np.log(found.deflated[int(name.split()[1]) - 1, :, -1])
+        block = int(name.split()[1]) - 1
+        logs = log_of(found.deflated[block, :, -1], found.raw[block, :, -1])
     low, high = law.log_edges or (None, None)
     return {
         "assumption": law.assumption, "log_low": low, "log_high": high, "log_rms": law.log_rms,
