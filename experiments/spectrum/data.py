@@ -15,8 +15,10 @@ from normjax.reporting import palette
 from normjax.reporting.palette import Look
 from normjax.runs import files
 
-FORMAT = 1
+FORMAT = 2
 TEN = math.log(10)
+THEORY = ("log10_theory_max", "log10_theory_min", "theory_distance", "theory_level",
+          "theory_broken")  # fmt: skip
 GAINS = ("rr", "rt", "tr", "tt", "cosine")
 
 
@@ -176,17 +178,20 @@ def _row(point: SurveyPoint, block: int, p: int) -> dict[str, Any]:
         **{name: _median(a[f"gains/{name}"][i, :, p]) if block else None for name in GAINS},
         "stream_rms_before": _median(rms[i if block else 0]),
         "stream_rms_after": _median(rms[block if block else -1]),
-        **dict(zip(("log10_theory_max", "log10_theory_min", "theory_distance"), _theory(law),
-                   strict=True)),
+        **dict(zip(THEORY, _theory(law), strict=True)),
     }  # fmt: skip
 
 
-def _theory(law: tuple[dict[str, Any], Any, Any] | None) -> tuple[float | None, ...]:
-    """Return log10 of a law's largest and smallest singular value, and how far off it is."""
+def _theory(law: tuple[dict[str, Any], Any, Any] | None) -> tuple[float | str | None, ...]:
+    """Return log10 of a law's ends, how far off it is, its level, and what does not hold."""
     if law is None or law[0]["log_high"] is None:
-        return None, None, None
+        return None, None, None, None, None
     low, high = (-np.inf if (log := law[0][k]) is None else log for k in ("log_low", "log_high"))
-    return float(high) / TEN, float(low) / TEN, law[0]["distance"]
+    record = law[0]
+    return (
+        float(high) / TEN, float(low) / TEN, record["distance"], record["level"],
+        "; ".join(record["broken"].values()),
+    )  # fmt: skip
 
 
 def log_of(values: np.ndarray, raw: np.ndarray) -> np.ndarray:

@@ -39,6 +39,7 @@ class Measured:
       log_raw: (B, P, d) natural logarithms of the singular values from block 1 to L.
       log_deflated: (B, P, d - m) of those without these directions.
       mean_square: (L + 1, B, P) of the stream before block 1 and after every block.
+      mean: (L + 1, B, P) of the same over its features.
       sequence: (T d,) singular values of the whole-sequence Jacobian of the stack; empty where it
         was not asked for.
       defects: name -> the worst defect of an identity that should hold to rounding.
@@ -50,6 +51,7 @@ class Measured:
     log_raw: Floats
     log_deflated: Floats
     mean_square: Floats
+    mean: Floats
     sequence: Floats
     defects: dict[str, float]
 
@@ -111,7 +113,7 @@ def measure(
     return Measured(
         raw, deflated, gains,
         np.asarray(logs[:, :, 0], np.float64), np.asarray(logs[:, :, 1, :-m], np.float64),
-        np.mean(at**2, axis=-1),
+        np.mean(at**2, axis=-1), np.mean(at, axis=-1),
         _whole_sequence(parts.stack(1, L), states[0, 0, :sequence_length]),
         _defects(parts, tokens[0], states[:, 0]) if identities else {},
     )  # fmt: skip

@@ -304,6 +304,17 @@ class Part:
             total = own.transpose(0, 2, 1, 3).reshape(T * d, T * d) @ total
         return total.reshape(T, d, T, d)
 
+    def points(self, h: Any) -> dict[str, Floats]:
+        """Return what the equation of a sub-layer passes: "read", "output", "sum" and others.
+
+        Args:
+          h: (B, T, d), for a part of one sub-layer.
+        """
+        ((block, name),) = self.steps
+        with jax.enable_x64(True):
+            found = self.parts._point(self.parts.layer(block), self.parts._stream(h), sublayer=name)
+        return {key: np.asarray(value) for key, value in found.items()}
+
     def null_directions(self, h: Any) -> NullDirections:
         """Return what is taken out of the part's Jacobians for their deflated spectrum.
 
@@ -342,9 +353,8 @@ class Part:
             if found and parts.config.rows == 1 and found[0].forgets != "nothing":
                 layer = parts.layer(block)
                 before = Part(parts, self.steps[:-1])(h)
-                with jax.enable_x64(True):
-                    flat = jnp.asarray(before).reshape(-1, *h.shape[-2:])
-                    z = np.asarray(parts._point(layer, flat, sublayer=name)["sum"])
+                flat = before.reshape(-1, *h.shape[-2:])
+                z = Part(parts, self.steps[-1:]).points(flat)["sum"]
                 own = jax.tree.map(np.asarray, layer[0][name].get(found[1], {}))
                 left = found[0].null_directions(z.reshape(h.shape), own, parts.config.norm_eps).left
                 return NullDirections(right, left)
