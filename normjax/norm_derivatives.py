@@ -23,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from normjax.errors import UserError
+
 Floats = NDArray[np.float64]
 
 
@@ -216,6 +218,8 @@ def _null_space(a: Floats) -> Floats:
     """Orthonormal basis (n, k) of the null space of a finite a (m, n), m or n small."""
     if a.shape[0] == 0:
         return np.eye(a.shape[1])
+    if not np.all(np.isfinite(a)):
+        raise UserError("h: its direction is NaN or infinite; look at where h comes from")
     _, s, vt = np.linalg.svd(a)
     rank = int(np.sum(s > max(a.shape) * np.finfo(float).eps * max(1.0, s.max(initial=0.0))))
     return vt[rank:].T

@@ -8,7 +8,7 @@ import pytest
 
 from normjax import norms
 from normjax.errors import UserError
-from normjax.jacobians.closed_forms import null_directions
+from normjax.jacobians.closed_forms import norm_singular_values, null_directions
 from normjax.spectra.norm_spectra import layer_norm_singular_values, rms_norm_singular_values
 
 VALUES = {"rms": rms_norm_singular_values, "layer": layer_norm_singular_values}
@@ -168,6 +168,24 @@ def test_null_directions_are_null_and_as_many_as_values_that_are_zero(norm, eps,
         assert basis.shape == (d, zero)
         np.testing.assert_allclose(basis.T @ basis, np.eye(zero), atol=1e-14)
         np.testing.assert_allclose(image, 0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", norms.NORMS)
+@pytest.mark.parametrize("gain", ["normal", "uniform", "zeros", "wide"])
+def test_a_row_has_its_values_by_its_derivative(name, gain):
+    """Any row that has a form is asked through it, to the digits of the functions above."""
+    rng, row = np.random.default_rng(4), norms.NORMS[name]
+    for d, eps in ((1, 1e-6), (5, 0.0), (8, 1e-6)):
+        g, h = gains(gain, d, rng), rng.normal(size=d)
+        own = {"gain": g - ("offset" in name)} if "gain" in row.started(d) else {}
+        found = norm_singular_values(row, h, own, eps)
+        if name == "identity":
+            np.testing.assert_array_equal(found, np.ones(d))
+            continue
+        seen = own["gain"] + ("offset" in name) if own else np.ones(d)
+        kind = "layer" if row.removes_mean else "rms"
+        expected = reference(kind, h, seen, eps)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("decades", [30, 49.9])

@@ -19,6 +19,7 @@ from normjax.equation import Sublayer, fold
 from normjax.errors import UserError, check_choice, suggest
 from normjax.norm_derivatives import Floats, NormDerivative, NullDirections
 from normjax.norms import NORMS, Norm
+from normjax.spectra.norm_spectra import derivative_singular_values
 
 # --- checks ---------------------------------------------------------------------------------------
 
@@ -175,32 +176,23 @@ def _one_vector(norm: Norm | str, h: Any, parameters: Any, eps: float) -> NormDe
 def norm_singular_values(
     norm: Norm | str, h: Any, parameters: Mapping[str, Any] | None = None, eps: float = 1e-6
 ) -> Floats:
-    """Return all singular values of a norm with uniform gain, largest first, in O(d).
+    """Return all singular values of a norm at one point, largest first, in O(d) or O(d^2).
 
-    They are |w| (d - 1 times; d - 2 where the mean is removed), |w| k, and 0 for the mean; for a
-    row without a direction (identity, elementwise) the |w_i| themselves, uniform or not.
+    They are |w| (d - 1 times; d - 2 where the mean is removed), |w| k, and 0 for the mean, where
+    the gain is uniform; for a row without a direction (identity, elementwise) the |w_i| themselves;
+    else the roots of a secular equation, see :mod:`normjax.spectra.norm_spectra`.
+
+    Returns:
+      (d,) float64, each right relative to itself, the smallest too.
 
     Raises:
-      UserError: h is not one vector, or the gain is not uniform: then the values are the roots of a
-        secular equation, which the module norm_spectra solves.
+      UserError: see :func:`norm_derivative`; h is not one vector; nonzero gains too far apart; a
+        row whose derivative is a matrix.
 
     >>> norm_singular_values("layernorm", [1.0, 2.0, 3.0, 6.0], {"gain": 2.0}, eps=0.5)
     array([1.   , 1.   , 0.125, 0.   ])
     """
-    D = _one_vector(norm, h, parameters, eps)
-    w, d = np.abs(D.weight), D.weight.size
-    directed = bool(np.any(D.direction != 0))
-    if (directed or D.centered) and not np.allclose(w, w[0], rtol=4e-16, atol=0):
-        raise UserError(
-            f"gain from {w.min():.3g} to {w.max():.3g} (over s): must be uniform here; for any gain"
-            " use normjax.spectra.norm_spectra"
-        )
-    factors = np.ones(d)
-    if D.centered:
-        factors[-1] = 0.0
-    if directed:
-        factors[d - 1 - D.centered] = D.radial
-    return np.sort(w * factors)[::-1]
+    return derivative_singular_values(_one_vector(norm, h, parameters, eps))
 
 
 def null_directions(

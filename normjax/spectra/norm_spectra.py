@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normjax.errors import UserError
+from normjax.norm_derivatives import NormDerivative
 from normjax.spectra.secular import Poles, Vector, secular_roots
 
 _SMALLEST_GAIN = {False: 1e-140, True: 1e-50}
@@ -89,7 +90,10 @@ def rms_norm_singular_values(
     >>> rms_norm_singular_values([1.0, 1.0], [2.0, 0.5], eps=0.0).round(8)
     array([1.45773797, 0.        ])
     """
-    point = _point(h, gain, eps, centered=False)
+    return _rms_values(_point(h, gain, eps, centered=False))
+
+
+def _rms_values(point: _Point) -> Vector:
     if _is_uniform(point.gain):
         return _uniform(point, zeros=0)
     groups = _groups(point)
@@ -126,7 +130,10 @@ def layer_norm_singular_values(
     >>> layer_norm_singular_values([1.0, 2.0, 3.0], 2.0, eps=0.0).round(8)
     array([2.44948974, 0.        , 0.        ])
     """
-    point = _point(h, gain, eps, centered=True)
+    return _layer_values(_point(h, gain, eps, centered=True))
+
+
+def _layer_values(point: _Point) -> Vector:
     if _is_uniform(point.gain):
         return _uniform(point, zeros=1)
     groups = _groups(point)
@@ -147,6 +154,34 @@ def layer_norm_singular_values(
     weights = np.concatenate([inner[repeated], outer])[order]
     copies = np.repeat(groups.gain, np.maximum(groups.count - 2, 0))
     return _assembled(point, _with_zero_pole(poles, weights, root_weight), copies)
+
+
+def derivative_singular_values(derivative: NormDerivative) -> Vector:
+    """Return all singular values of J = diag(w) (P - (1 - k) u u^T) at one point, of any norm.
+
+    Args:
+      derivative: with a weight (d,) of any signs; see :mod:`normjax.norm_derivatives`.
+
+    Returns:
+      (d,) float64, descending: the |w_i| themselves without a direction, |w| and |w| k where all
+      |w_i| are equal, else the roots of a secular equation, as above with k for q.
+
+    Raises:
+      UserError: a weight that is not finite; nonzero weights too far apart, as above.
+
+    >>> from normjax.norm_derivatives import diagonal
+    >>> derivative_singular_values(diagonal(np.array([-1.0, 3.0])))
+    array([3., 1.])
+    """
+    weight = np.abs(_finite("weight", derivative.weight))
+    u, k = derivative.direction, float(derivative.radial)
+    if not derivative.centered and not np.any(u != 0):
+        return np.sort(weight)[::-1]
+    largest = float(weight.max())
+    relative = _relative_gains(weight, largest, derivative.centered)
+    length = float(np.any(u != 0))
+    point = _Point(u, length, u, relative, largest, k, (1 - k) * (1 + k))
+    return _layer_values(point) if derivative.centered else _rms_values(point)
 
 
 # --- the secular equations ----------------------------------------------------------------------
@@ -266,13 +301,7 @@ def _point(h: ArrayLike, gain: ArrayLike | None, eps: float, centered: bool) -> 
     if not (math.isfinite(eps) and eps >= 0):
         raise UserError(f"eps={eps}: must be finite and at least 0; the usual value is 1e-6")
     largest = float(gains.max())
-    relative = np.broadcast_to(gains / (largest or 1.0), (d,))
-    least = _SMALLEST_GAIN[centered]
-    if ((relative < least) & (relative > 0)).any():
-        raise UserError(
-            f"gain: nonzero entries below {least:g} of the largest: their powers leave the range of"
-            " float64; set them to 0"
-        )
+    relative = np.broadcast_to(_relative_gains(gains, largest, centered), (d,))
     exponent = int(np.frexp(np.abs(vector).max())[1])
     scaled = np.ldexp(vector, -exponent)
     radial = _centered(scaled) if centered else scaled
@@ -286,6 +315,18 @@ def _point(h: ArrayLike, gain: ArrayLike | None, eps: float, centered: bool) -> 
     q, p = ((root_eps / s) ** 2, (rms / s) ** 2) if s else (1.0, 0.0)
     direction = radial / (length or 1.0)
     return _Point(scaled, length, direction, relative, largest / s if s else 0.0, q, p * (1 + q))
+
+
+def _relative_gains(gains: Vector, largest: float, centered: bool) -> Vector:
+    """Return gains over the largest one, checked for their range."""
+    relative = gains / (largest or 1.0)
+    least = _SMALLEST_GAIN[centered]
+    if ((relative < least) & (relative > 0)).any():
+        raise UserError(
+            f"gain: nonzero entries below {least:g} of the largest: their powers leave the range of"
+            " float64; set them to 0"
+        )
+    return relative
 
 
 def _centered(vector: Vector) -> Vector:
