@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normjax.errors import UserError
+from normjax.spectra.dense import svd
 from normjax.spectra.linearized import Linearized
 
 Vector = NDArray[np.floating]
@@ -179,7 +180,7 @@ class Chain:
     def small(self) -> tuple[Vector, Vector, Vector, Vector, Vector]:
         """Return left vectors, values, right vectors (rows), residuals, and bounds on errors."""
         matrix = np.diag(self._alpha) + np.diag(self._beta[:-1], 1)
-        left, values, right = np.linalg.svd(matrix)
+        left, values, right = svd(matrix, "the bidiagonal matrix of operator")
         residuals = self._beta[-1] * np.abs(left[-1])
         bounds = residuals
         for _ in range(2):  # once more, with what the first pass says about the values below

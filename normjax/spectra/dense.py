@@ -105,6 +105,20 @@ def singular_values(matrix: ArrayLike) -> NDArray[np.floating]:
     return values
 
 
+def svd(matrix: NDArray, what: str) -> tuple[NDArray, NDArray, NDArray]:
+    """Return the singular value decomposition (u, s, v^T) of a matrix that must be finite.
+
+    LAPACK hangs, or returns numbers, for one that is not.
+
+    Raises:
+      UserError: an entry that is NaN or infinite, before or after; ``what`` names the matrix.
+    """
+    _check_finite(what, matrix)
+    u, values, vt = np.linalg.svd(matrix)
+    _check_finite(f"the singular values of {what}", values)
+    return u, values, vt
+
+
 def _check_finite(what: str, array: NDArray) -> None:
     bad = array.size - int(np.isfinite(array).sum())
     if bad:

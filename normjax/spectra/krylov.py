@@ -16,6 +16,7 @@ import numpy as np
 
 from normjax.errors import UserError, whole_number
 from normjax.spectra.bidiagonal import Chain, Operator, Vector, residual_bounds
+from normjax.spectra.dense import svd
 
 _MEMORY = 4 << 30  # bytes for the basis vectors
 _ROUNDS = 20
@@ -243,7 +244,8 @@ class _Found:
         """Return values and vectors of J between the found spaces, with bounds from residuals."""
         images = np.stack([self._operator.forward(v) for v in self._right])
         backs = np.stack([self._operator.backward(u) for u in self._left])
-        rotation_left, values, rotation_right = np.linalg.svd(self._left @ images.T)
+        inner = self._left @ images.T
+        rotation_left, values, rotation_right = svd(inner, "operator between the found vectors")
         left, right = rotation_left.T @ self._left, rotation_right @ self._right
         one = rotation_right @ images - values[:, None] * left
         other = rotation_left.T @ backs - values[:, None] * right
