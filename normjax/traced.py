@@ -156,7 +156,8 @@ class Traced:
             for i in range(probes):
                 z = jnp.asarray(rng.choice([-1.0, 1.0], size=shape), self.point.dtype)
                 moved = rounding.scatter(self.derivative, (self.point, z), runs, seed=i)
-                found.append(float(np.linalg.norm(moved)))
+                largest = float(moved.max(initial=0.0)) or 1.0  # a square may leave the range
+                found.append(largest * float(np.linalg.norm(moved / largest)))
         return rounding.SAFETY * max(found)
 
 

@@ -321,7 +321,7 @@ def test_bad_input_is_named():
     checks = [
         (lambda: radial_gains(eye, h[0], zero[2]), r"after\[\]: is zero and has no direction"),
         (lambda: radial_report(lambda x: x, zero), r"h\[2\]: is zero and has no direction"),
-        (lambda: radial_report(lambda x: 0 * x, h), r"fn\(h\)\[0\]: is zero"),
+        (lambda: radial_report(lambda x: 0 * x, h), r"\(h\)\[0\]: is zero"),
         (lambda: radial_report(lambda x: x[:2], h), r"returns shape \(2, 8\) for \(4, 8\)"),
         (lambda: radial_report(lambda x: x, h, probes=1), "probes=1: must be at least 2"),
         (lambda: radial_gains(eye[:3], h[0], h[0]), r"jacobian of shape \(3, 8\): must be"),

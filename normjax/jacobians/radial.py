@@ -338,7 +338,7 @@ def _singular_values(a: Floats) -> Floats:
 
 
 def _to_one(*arrays: Floats) -> tuple[int, list[Floats]]:
-    """Return arrays over one power of two, about their largest entry, so that squares are finite."""
+    """Return arrays over a power of two, about their largest entry, so that squares are finite."""
     largest = max(float(np.abs(x).max(initial=0.0)) for x in arrays)
     exponent = int(np.frexp(largest)[1])
     return exponent, [np.ldexp(x, -exponent) for x in arrays]
