@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(ValueError):
@@ -61,3 +63,17 @@ def check_choice(argument: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         hint = suggest(str(value), choices)
         raise UserError(f"{argument}={value}: must be one of {', '.join(choices)}{hint}")
+
+
+def whole_number(argument: str, value: Any) -> int:
+    """Return a whole number, or raise :class:`UserError`.
+
+    >>> whole_number("k", 3)
+    3
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        whole = isinstance(value, float) and value.is_integer()
+        fix = f"; pass {argument}={int(value)}" if whole else ""
+        raise UserError(f"{argument}={value!r}: must be a whole number{fix}") from None

@@ -18,11 +18,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normjax.errors import UserError
+
 Floats = NDArray[np.float64]
+
+
+class NullDirections(NamedTuple):
+    """What a Jacobian J does not see and what it does not reach.
+
+    Attributes:
+      right: (..., d, m), orthonormal columns with J right = 0.
+      left: (..., d, m), orthonormal columns with left^T J = 0.
+    """
+
+    right: Floats
+    left: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +77,36 @@ class NormDerivative:
     def radial_image(self) -> Floats:
         """Return J u = k w u, (..., d), without the cancellation of a general product."""
         return self.weight * self.direction * self.radial[..., None]
+
+    def null_directions(self) -> NullDirections:
+        """Return bases of all that one J (w of shape (d,)) maps to zero, exactly.
+
+        J = diag(w) M with M = P - (1 - k) u u^T. The kernel of M is u where k = 0, and 1 where the
+        mean is removed; on the left it is that over w. A weight of zero adds e_i on the left, and
+        on the right what M maps onto such e_i. What k > 0 leaves along u is small and not null.
+        """
+        w, u, k, d = self.weight, self.direction, float(self.radial), self.weight.shape[-1]
+        kernel = np.zeros((d, 0))  # of M
+        if np.any(u != 0) and k == 0:
+            kernel = u[:, None]
+        if self.centered:
+            kernel = np.column_stack([kernel, np.full(d, d**-0.5)])
+        dead = np.flatnonzero(w == 0)
+        axes = np.eye(d)[:, dead]
+        # Right: M v in span(e_dead); M's range is what is orthogonal to its kernel. M only
+        # stretches along u, so that one direction z with a part along u needs
+        # M^-1 z ~ k z + (1 - k) <u, z> u.
+        reached = axes @ _null_space(kernel[dead].T)
+        along = u @ reached
+        if k > 0 and np.linalg.norm(along) > d * np.finfo(float).eps:
+            z = reached @ (along / np.linalg.norm(along))
+            inverted = k * z + (1 - k) * (u @ z) * u
+            reached = np.column_stack([reached @ _null_space(along[None]), inverted])
+        # Left: diag(w) x in the kernel of M, free where w = 0.
+        combined = kernel @ _null_space(kernel[dead])
+        inverse = np.divide(1.0, w, out=np.zeros(d), where=w != 0)
+        left = np.column_stack([axes, inverse[:, None] * combined])
+        return NullDirections(orthonormal(np.column_stack([kernel, reached])), orthonormal(left))
 
     @property
     def _has_tangent(self) -> NDArray[np.bool_]:
@@ -139,8 +184,50 @@ def unit(x: Floats) -> Floats:
     return z / np.where(r > 0, r, 1.0)
 
 
+def orthonormal(columns: Floats) -> Floats:
+    """Return an orthonormal basis of independent columns (..., d, m) of any lengths.
+
+    The first keeps its direction: for m = 1 it is divided by its length.
+    """
+    if not columns.shape[-1]:
+        return columns
+    rows = unit(np.swapaxes(columns, -1, -2))
+    if columns.shape[-1] == 1:
+        return np.swapaxes(rows, -1, -2)
+    q, r = np.linalg.qr(np.swapaxes(rows, -1, -2))
+    return q * np.where(np.diagonal(r, axis1=-2, axis2=-1) < 0, -1.0, 1.0)[..., None, :]
+
+
+def spanned(*bases: Floats) -> Floats:
+    """Return an orthonormal basis of the span of some orthonormal bases (..., d, m).
+
+    What of a later one is less than 1e-8 outside of those before it, at every point, is left out.
+    """
+    found = bases[0]
+    for basis in bases[1:]:
+        for j in range(basis.shape[-1]):
+            rest = basis[..., j : j + 1]
+            for _ in range(2):
+                rest = rest - found @ (np.swapaxes(found, -1, -2) @ rest)
+            if np.any(np.linalg.norm(rest, axis=-2) > 1e-8):
+                found = np.concatenate([found, orthonormal(rest)], axis=-1)
+    return found
+
+
+def _null_space(a: Floats) -> Floats:
+    """Orthonormal basis (n, k) of the null space of a finite a (m, n), m or n small."""
+    if a.shape[0] == 0:
+        return np.eye(a.shape[1])
+    if not np.all(np.isfinite(a)):
+        raise UserError("h: its direction is NaN or infinite; look at where h comes from")
+    _, s, vt = np.linalg.svd(a)
+    rank = int(np.sum(s > max(a.shape) * np.finfo(float).eps * max(1.0, s.max(initial=0.0))))
+    return vt[rank:].T
+
+
 def _scaled_by_rms(x: Floats, gain: Floats | None, eps: float, centered: bool) -> NormDerivative:
     root_eps = math.sqrt(eps)
+    x = np.where(np.all(np.isfinite(x), axis=-1, keepdims=True), x, np.nan)  # as the norm itself
     power = _power_of_two(np.maximum(np.max(np.abs(x), axis=-1, keepdims=True), root_eps))
     z, root = x / power, root_eps / power
     if centered:
@@ -150,11 +237,11 @@ def _scaled_by_rms(x: Floats, gain: Floats | None, eps: float, centered: bool) -
         z = z - np.clip(z.mean(-1, keepdims=True), low, high)
         z = z - z.mean(-1, keepdims=True)
     s = np.sqrt(np.mean(z * z, axis=-1, keepdims=True) + root * root)
-    nonzero = np.where(s > 0, s, 1.0)
+    nonzero = np.where(s == 0, 1.0, s)
     # At h = 0 and eps = 0 nothing is defined; the derivative is zero there by convention.
     with np.errstate(over="ignore"):  # 1/s of a subnormal h; callers refuse what is not finite
-        weight = np.where(s > 0, 1 / nonzero / power, 0.0) * (1.0 if gain is None else gain)
-    radial = np.where(s > 0, (root / nonzero) ** 2, 1.0)[..., 0]
+        weight = np.where(s == 0, 0.0, 1 / nonzero / power) * (1.0 if gain is None else gain)
+    radial = np.where(s == 0, 1.0, (root / nonzero) ** 2)[..., 0]
     return NormDerivative(np.broadcast_to(weight, z.shape), unit(z), radial, centered)
 
 

@@ -12,8 +12,11 @@ give a silently wrong 0 or infinity. Here x is first divided by a power of two n
 entry, which is exact, so that the result is right for every finite input, subnormal numbers
 included. (XLA reads subnormal floats as zero; they are recovered from their bits.) A zero vector
 gives zeros; its derivative is gain/sqrt(eps), and zero by convention where eps = 0 leaves it
-undefined. (One limit: at a constant vector beyond 8e34 the derivative of LayerNorm in float32 comes
-out as zero, since sqrt(eps) relative to it is no normal float.)
+undefined. A vector with a NaN or an infinity is NaN in every feature, and so are its derivatives:
+its scale is not known, and zeros beside the bad entry would look like an answer. (For one infinite
+entry the limit is [0, .., sqrt(d), .., 0]; but an infinity is an overflow, not a limit.) One bound:
+at a constant vector beyond 8e34 the derivative of LayerNorm in float32 comes out as zero, since
+sqrt(eps) relative to it is no normal float.
 
 Derivatives are hand-written with ``jax.custom_jvp`` because autodiff would square the range problem
 again. The rules are themselves made of such functions, so every order, forward and reverse, works.
@@ -36,9 +39,13 @@ from jax import Array
 
 from normjax.errors import UserError, check_choice
 from normjax.norm_derivatives import (
+    Floats,
     Matrices,
+    NormDerivative,
+    NullDirections,
     identity_derivative,
     layer_norm_derivative,
+    orthonormal,
     rms_norm_derivative,
 )
 from normjax.registry import Registry
@@ -132,6 +139,8 @@ def _unit_rms(z: Array, root_eps: Array) -> tuple[Array, Array]:
     """Return (z / s, 1 / s) with s = sqrt(mean(z^2) + root_eps^2), and zeros where s = 0."""
     s = jnp.sqrt(jnp.mean(z * z, axis=-1, keepdims=True) + root_eps * root_eps)
     inverse = jnp.where(s > 0, 1 / jnp.where(s > 0, s, 1), 0)
+    # z is at most 2 where x is finite: s is NaN or infinite for a point that is not.
+    inverse = jnp.where(s < jnp.inf, inverse, jnp.nan)
     return z * inverse, inverse
 
 
@@ -299,7 +308,8 @@ INVERSE_ROOT = Law(
 """Division by sqrt(mean square + eps)."""
 UNCHANGED = Law(lambda mean_square, eps: 1.0, lambda mean_square, eps: 1.0)
 
-FORGETS = ("nothing", "length", "length and mean")
+FORGETS: dict[str, bool] = {"nothing": False, "length": False, "length and mean": True}
+"""What a norm may forget, and whether the mean is a part of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,10 +327,14 @@ class Norm:
         ->`` :class:`NormDerivative` or a matrix (..., d, d), in NumPy float64; verified against
         ``jax.jacfwd`` for every row. None: there is none.
       forgets: what of x does not reach y (but for eps): "nothing", "length", or "length and mean".
+        The directions in which its Jacobian is null follow from it, see :meth:`null_directions`.
       law: what it does to a stream of known size, for theory and for the self-tests that ride
         along; None: no law, and nothing is claimed.
       source: where it comes from.
       action: what changing to it does, as a gerund, for sentences.
+      directions: ``x -> (..., d, m)``, the directions in which it forgets, of any length, the one
+        along its radius first, in NumPy float64; for a norm that forgets something else than
+        ``forgets`` can say, such as the length of each group. None: as ``forgets`` says.
       name: in the table; set by :func:`register_norm`.
     """
 
@@ -333,6 +347,7 @@ class Norm:
     source: str = ""
     action: str = ""
     name: str = ""
+    directions: Callable[[Floats], Floats] | None = None
 
     def __call__(self, x: Array, parameters: Mapping[str, Array], eps: float) -> Array:
         """Apply the norm with the parameters it has, such as {"gain": (d,), "bias": (d,)}."""
@@ -360,7 +375,127 @@ class Norm:
     @property
     def has_identity(self) -> bool:
         """Whether it forgets the length of what it reads, and says how much eps lets through."""
-        return self.forgets != "nothing" and self.law is not None
+        return self.forgets != "nothing" and self.law is not None and self.directions is None
+
+    @property
+    def removes_mean(self) -> bool:
+        """Whether a shift of all features changes nothing."""
+        return FORGETS[self.forgets]
+
+    def centred(self, x: Any) -> Any:
+        """Return x less its mean where the norm removes it: what its scale is the size of."""
+        return x - x.mean(axis=-1, keepdims=True) if self.removes_mean else x
+
+    def forgotten(self, x: Any) -> Floats:
+        """Return the directions in which a change of x does not reach y, but for eps.
+
+        x itself for a norm that forgets the length; x less its mean, and 1, for one that forgets
+        the mean as well.
+
+        Args:
+          x: (..., d) points.
+
+        Returns:
+          (..., d, m) orthonormal columns, float64, the radial one first; m = 0 for a norm that
+          forgets nothing.
+
+        Raises:
+          UserError: a point that is not finite, or of which the norm has no direction (zero, or
+            constant where the mean is removed).
+
+        >>> NORMS["layernorm"].forgotten([1.0, 3.0]).round(3)
+        array([[-0.707,  0.707],
+               [ 0.707,  0.707]])
+        """
+        x = np.asarray(x, np.float64)
+        if not np.all(np.isfinite(x)):
+            raise UserError("x: must be finite; look at where it comes from")
+        if self.directions is not None:
+            columns = np.asarray(self.directions(x), np.float64)
+        elif self.forgets == "nothing":
+            return np.zeros((*x.shape, 0))
+        else:
+            c = self.centred(self.centred(x))  # the second time: what rounding left
+            some = np.max(np.abs(x), axis=-1, keepdims=True)
+            c = np.where(np.abs(c).max(axis=-1, keepdims=True) > 2.0**-50 * some, c, 0.0)
+            columns = np.stack([c, np.ones_like(x)] if self.removes_mean else [c], axis=-1)
+        if not np.all(np.any(columns != 0, axis=-2)):
+            raise UserError(
+                f"norm={self.title}: has no direction at a point that is zero"
+                f"{' or constant' if self.removes_mean else ''}; take another one"
+            )
+        return orthonormal(columns)
+
+    def null_directions(
+        self, x: Any, parameters: Mapping[str, Any] | None = None, eps: float = 1e-6
+    ) -> NullDirections:
+        """Return what its Jacobian at points x does not see and does not reach, but for eps.
+
+        On the right what it forgets. On the left, where J = diag(w) S with a symmetric S, the same
+        over w; for a row whose derivative is a matrix, or that has none, the left singular vectors
+        of the m smallest values of its Jacobian at eps = 0 (at eps where that is not finite).
+
+        Args:
+          x: (..., d) points.
+          parameters: as in the parameter tree, offsets not added yet.
+          eps: inside the root.
+
+        Returns:
+          right and left, (..., d, m) each with orthonormal columns; m is the same for both. Gains
+          of zero add what they hide.
+
+        Raises:
+          UserError: as :meth:`forgotten`; gains of zero that hide another number of directions at
+            one point than at another.
+
+        >>> row = NORMS["layernorm"]
+        >>> right, left = row.null_directions([1.0, 2.0, 4.0], {"gain": np.array([1.0, 2.0, 4.0])})
+        >>> bool(abs(left.T @ row.derivative_at(
+        ...     np.array([1.0, 2.0, 4.0]), {"gain": np.array([1.0, 2.0, 4.0])}, 0.0).matrix()
+        ... ).max() < 1e-15)
+        True
+        """
+        x = np.asarray(x, np.float64)
+        right, own = self.forgotten(x), parameters or {}
+        if not right.shape[-1]:
+            return NullDirections(right, right)
+        found = self.derivative_at(x, own, eps) if self.derivative is not None else None
+        if not isinstance(found, NormDerivative):
+            return NullDirections(right, self._left_numerically(x, own, eps, right.shape[-1]))
+        w = np.broadcast_to(found.weight, x.shape)
+        if np.all(w != 0):
+            # In units of the largest, so that the inverse of no weight leaves the range.
+            inverse = np.max(np.abs(w), axis=-1, keepdims=True) / w
+            return NullDirections(right, orthonormal(right * inverse[..., None]))
+        exact = dataclasses.replace(found, weight=w, radial=np.zeros(x.shape[:-1]))
+        pairs = [
+            NormDerivative(*parts, found.centered).null_directions()
+            for parts in zip(
+                w.reshape(-1, x.shape[-1]), exact.direction.reshape(-1, x.shape[-1]),
+                exact.radial.ravel(), strict=True,
+            )
+        ]  # fmt: skip
+        if len({pair.right.shape for pair in pairs}) > 1:
+            raise UserError(
+                "gain: has zeros, which hide another number of directions at one point than at"
+                " another; take one point at a time"
+            )
+        sides = (np.stack(side).reshape(*x.shape, -1) for side in zip(*pairs, strict=True))
+        return NullDirections(*sides)
+
+    def _left_numerically(self, x: Floats, own: Any, eps: float, m: int) -> Floats:
+        for each in (0.0, eps):
+            if self.derivative is not None:
+                J = self.derivative_at(x, own, each).matrix()
+            else:
+                with jax.enable_x64(True):
+                    wide = {k: jnp.asarray(v, jnp.float64) for k, v in own.items()}
+                    one = jax.jacfwd(functools.partial(self.__call__, parameters=wide, eps=each))
+                    points = jnp.asarray(x.reshape(-1, x.shape[-1]))
+                    J = np.asarray(jax.lax.map(one, points)).reshape(*x.shape, x.shape[-1])
+            if np.all(np.isfinite(J)):
+                return np.linalg.svd(J)[0][..., -m:]
+        raise UserError(f"norm={self.title}: its derivative is not finite; look at x and eps")
 
     def started(self, width: int) -> dict[str, np.ndarray]:
         """Return the parameters of a fresh norm of d features."""

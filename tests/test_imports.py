@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("normjax", "normjax.errors", "normjax.data.scratch", "normjax.regular_files",
      "normjax.data.accounts", "normjax.data.tensorflow_free", "normjax.runs.signals",
-     "normjax.runs.streams"),
-    ("normjax.data.cache_folder", "normjax.named_files", "normjax.runs.files"),
+     "normjax.runs.streams", "normjax.rounding"),
+    ("normjax.data.cache_folder", "normjax.named_files", "normjax.runs.files", "normjax.traced"),
     ("normjax.configs", "normjax.registry", "normjax.equation", "normjax.norm_derivatives",
      "normjax.runs.machine", "normjax.runs.experiment",
      "normjax.data.philox", "normjax.data.text_files", "normjax.data.tfds_text",

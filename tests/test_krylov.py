@@ -7,6 +7,7 @@ import pytest
 from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
 from normjax.errors import UserError
+from normjax.spectra.dense import svd
 from normjax.spectra.krylov import top_singular_values
 from normjax.spectra.stochastic import frobenius_norm, spectral_density, trace
 
@@ -229,3 +230,16 @@ def test_the_caller_keeps_its_mode_and_seeds_repeat():
     assert not jax.config.jax_enable_x64
     second = top_singular_values(jnp.sin, x, k=2, seed=3)
     np.testing.assert_array_equal(first.right, second.right)
+
+
+def test_a_product_that_overflows_between_vectors_is_refused():
+    """Every product is finite, 1.7e308, and their sums are not: LAPACK must not see them."""
+    matrix = np.full((3, 3), 1.7e308)
+    with np.errstate(over="ignore", invalid="ignore"), pytest.raises(UserError, match="infinite"):
+        top_singular_values(aslinearoperator(matrix), k=1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_decomposition_with_vectors_refuses_what_is_not_finite(bad):
+    with pytest.raises(UserError, match="the matrix: 1 of 4 entries are NaN or infinite"):
+        svd(np.array([[1.0, bad], [0.0, 1.0]]), "the matrix")

@@ -8,19 +8,16 @@ import pytest
 
 from normjax import norms
 from normjax.errors import UserError
-from normjax.spectra.norm_spectra import (
-    layer_norm_singular_values,
-    norm_null_directions,
-    rms_norm_singular_values,
-)
+from normjax.jacobians.closed_forms import norm_singular_values, null_directions
+from normjax.spectra.norm_spectra import layer_norm_singular_values, rms_norm_singular_values
 
 VALUES = {"rms": rms_norm_singular_values, "layer": layer_norm_singular_values}
 
 
-def reference(kind, h, gain, eps):
+def reference(kind, h, gain, eps, digits=110):
     """Singular values of the Jacobian from its eigenvalue problem with 110 digits."""
     d = len(h)
-    with mp.workdps(110):
+    with mp.workdps(digits):
         h = [mp.mpf(float(x)) for x in h]
         if kind == "layer":
             mean = mp.fsum(h) / d
@@ -38,7 +35,7 @@ def reference(kind, h, gain, eps):
                 jacobian[i, j] = g[i] * inner / s
         eigenvalues = mp.eigsy(jacobian * jacobian.T, eigvals_only=True)
         # Zeros of the exact matrix come out near 1e-110; nothing else here is below 1e-80.
-        values = [mp.sqrt(x) if x > mp.mpf(10) ** -80 else mp.mpf(0) for x in eigenvalues]
+        values = [mp.sqrt(x) if x > mp.mpf(10) ** (30 - digits) else mp.mpf(0) for x in eigenvalues]
         return np.array([float(x) for x in values])[::-1]
 
 
@@ -146,23 +143,23 @@ def test_scales_near_the_ends_of_float64():
     )
 
 
-@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm_nobias"])
 @pytest.mark.parametrize("eps", [0.0, 1e-6, 0.3])
 @pytest.mark.parametrize("zeros", [(), (1,), (0, 2, 3)])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_null_directions_are_null_and_complete(centered, eps, zeros, sparse):
+def test_null_directions_are_null_and_as_many_as_values_that_are_zero(norm, eps, zeros, sparse):
     rng = np.random.default_rng(3)
     d = 7
     h, g = rng.normal(size=d), rng.normal(size=d)
     g[np.array(zeros, int)] = 0.0
     if sparse:
         h[np.array(zeros, int)] = 0.0
-    kind = "layer" if centered else "rms"
-    function = norms.layer_norm if centered else norms.rms_norm
+    kind = "layer" if norm.startswith("layer") else "rms"
+    function = norms.layer_norm if kind == "layer" else norms.rms_norm
     with jax.enable_x64(True):
         jacobian = jax.jacfwd(lambda x: function(x, jnp.asarray(g), eps=eps))(jnp.asarray(h))
         jacobian = np.asarray(jacobian)
-    found = norm_null_directions(h, g, eps, centered=centered)
+    found = null_directions(norm, h, {"gain": g}, eps)
     zero = int(np.sum(VALUES[kind](h, g, eps) < 1e-14))
     for basis, image in (
         (found.right, jacobian @ found.right),
@@ -171,6 +168,36 @@ def test_null_directions_are_null_and_complete(centered, eps, zeros, sparse):
         assert basis.shape == (d, zero)
         np.testing.assert_allclose(basis.T @ basis, np.eye(zero), atol=1e-14)
         np.testing.assert_allclose(image, 0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", norms.NORMS)
+@pytest.mark.parametrize("gain", ["normal", "uniform", "zeros", "wide"])
+def test_a_row_has_its_values_by_its_derivative(name, gain):
+    """Any row that has a form is asked through it, to the digits of the functions above."""
+    rng, row = np.random.default_rng(4), norms.NORMS[name]
+    for d, eps in ((1, 1e-6), (5, 0.0), (8, 1e-6)):
+        g, h = gains(gain, d, rng), rng.normal(size=d)
+        own = {"gain": g - ("offset" in name)} if "gain" in row.started(d) else {}
+        found = norm_singular_values(row, h, own, eps)
+        if name == "identity":
+            np.testing.assert_array_equal(found, np.ones(d))
+            continue
+        seen = own["gain"] + ("offset" in name) if own else np.ones(d)
+        kind = "layer" if row.removes_mean else "rms"
+        expected = reference(kind, h, seen, eps)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("decades", [30, 49.9])
+def test_gains_over_many_decades_are_right_or_refused(decades):
+    rng = np.random.default_rng(9)
+    for eps in (0.0, 1e-6, 1e-18):
+        g, h = 10 ** rng.uniform(-decades, 0, 6), rng.normal(size=6)
+        g[0], g[-1] = 1.0, 10.0**-decades
+        found = layer_norm_singular_values(h, g, eps)
+        np.testing.assert_allclose(found, reference("layer", h, g, eps, 300), rtol=1e-12, atol=0)
+    with pytest.raises(UserError, match="nonzero entries below 1e-50 of the largest"):
+        layer_norm_singular_values([1.0, 2.0, 4.0], [1.0, 1e-20, 1e-51])
 
 
 @pytest.mark.parametrize(

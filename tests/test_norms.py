@@ -574,6 +574,27 @@ def test_derivatives_under_vmap_scan_and_jit():
     chex.assert_trees_all_close(jax.jit(jax.grad(scanned))(x), expected, rtol=1e-5, atol=1e-5)
 
 
+# --- what is not finite ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", [n for n in NORMS if n != "identity"])
+def test_one_bad_feature_is_seen_in_every_one(name, bad, dtype):
+    """[1, nan, 3, 4] is no vector of which zeros are known; its neighbours in a batch are fine."""
+    row = NORMS[name]
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray([[1.0, bad, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]], dtype)
+        own = {k: jnp.asarray(v, dtype) for k, v in row.started(4).items()}
+        for apply in (lambda v: row(v, own, 1e-6), jax.jit(lambda v: row(v, own, 1e-6))):
+            y, push = jax.jvp(apply, (x,), (jnp.ones_like(x),))
+            (pulled,) = jax.vjp(apply, x)[1](jnp.ones_like(x))
+            for each in (y, push, pulled):
+                assert bool(jnp.isnan(each[0]).all()) and bool(jnp.isfinite(each[1]).all())
+    found = row.derivative_at(np.array([1.0, bad, 3.0, 4.0]), {}, 1e-6)
+    assert np.isnan(found.matrix()).all()
+
+
 # --- Flax modules ---------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from normjax import norms
 from normjax.decoder import Decoder, DecoderConfig
-from normjax.diagnostics import definitions, measures
+from normjax.diagnostics import definitions, measures, radial
 from normjax.diagnostics.probe import Probe
 from normjax.placements import PLACEMENTS
 from normjax.training import train
@@ -345,6 +345,45 @@ def test_a_wrong_derivative_of_the_norm_is_noticed(placement, monkeypatch):
     # A width of its own: the right program of the same decoder may be compiled already.
     values, _ = measured(dataclasses.replace(TINY, placement=placement, mlp_width=10))
     assert np.all(values["instrument/radial_defect"] > 1e-3)
+
+
+@pytest.mark.parametrize("placement", ["pre", pytest.param("post", marks=pytest.mark.slow)])
+def test_a_mean_that_comes_back_through_layernorm_is_noticed(placement, monkeypatch):
+    """The mean taken for a constant: right along u, wrong along the ones."""
+
+    def wrong(x, gain=None, bias=0.0, *, eps):
+        c = x - jax.lax.stop_gradient(jnp.mean(x, axis=-1, keepdims=True))
+        return norms.rms_norm(c, gain, eps=eps) + bias
+
+    row = dataclasses.replace(norms.NORMS["layernorm"], function=wrong)
+    monkeypatch.setitem(norms.NORMS, "layernorm", row)
+    config = dataclasses.replace(TINY, placement=placement, mlp_width=14, norm="layernorm")
+    values, _ = measured(config)
+    assert np.all(values["instrument/radial_defect"] > 1e-3)
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm_plain", "layernorm_plain"])
+@pytest.mark.parametrize("stream", [1e-25, 1.0, 1e19])
+@pytest.mark.parametrize("gradient", [1e-20, 1.0, 1e19])
+def test_the_self_test_reads_the_same_at_any_size(norm, stream, gradient):
+    """Rounding where all is right, 0.1 where a tenth of the gradient is put along u."""
+    if stream > 1e10 and gradient < 1:
+        pytest.skip("the gradient of the stream is 1e-39, which float32 does not hold")
+    rng, row = np.random.default_rng(5), norms.NORMS[norm]
+    x = jnp.asarray(rng.normal(size=(5, 64)) * stream, jnp.float32)
+    G = jnp.asarray(rng.normal(size=(5, 64)) * gradient, jnp.float32)
+    y, pull = jax.vjp(lambda v: row(v, {}, EPS), x)
+    (g,) = pull(G)
+    u = np.asarray(x, np.float64)
+    u = u - u.mean(axis=-1, keepdims=True) * row.removes_mean
+    u /= np.linalg.norm(u, axis=-1, keepdims=True)
+    tenth = 0.1 * np.linalg.norm(np.asarray(g, np.float64), axis=-1, keepdims=True) * u
+    found = []
+    for each in (g, g + jnp.asarray(tenth, jnp.float32)):
+        back = radial.returned(row, EPS, x, y, G, jnp.zeros(()))
+        assert back.shape == (5, 2 if row.removes_mean else 1)
+        found.append(float(radial.relative(radial.along(row, x, each) - back, each)))
+    assert found[0] < 64 * F32 and found[1] == pytest.approx(0.1, rel=0.05)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import normjax
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.closed_forms import norm_jacobian, null_directions
 from normjax.jacobians.identities import dual_identities, postnorm_identity, prenorm_identity
 from normjax.jacobians.radial import deflated_spectrum, radial_gains, radial_report
+from normjax.norms import NORMS
 
 WIDTH, LENGTH = 8, 4
 
@@ -167,6 +169,79 @@ def test_a_gain_that_is_not_uniform_needs_its_own_left_direction():
     np.testing.assert_allclose(spectrum.deflated, spectrum.raw[:-1], rtol=1e-12)
 
 
+@pytest.mark.parametrize("norm", ["layernorm_plain", "rmsnorm_plain"])
+def test_a_norm_of_unit_gain_is_perfectly_conditioned_across_what_it_forgets(norm):
+    h = stream() + 0.7
+    J = norm_jacobian(norm, h)
+    after = np.asarray(NORMS[norm](jnp.asarray(h, jnp.float32), {}, 1e-6), np.float64)
+    found = deflated_spectrum(J, h, after, norm=norm)
+    m = 2 if norm == "layernorm_plain" else 1
+    assert found.deflated.shape == (LENGTH, WIDTH - m)
+    np.testing.assert_allclose(found.deflated_condition, 1, rtol=2e-6)  # after is in float32
+    read, write = NORMS[norm].null_directions(h)
+    exact = deflated_spectrum(J, h, h, read=read, write=write)
+    np.testing.assert_allclose(exact.deflated_condition, 1, rtol=1e-14)
+    size = np.sqrt(np.mean((h - (m == 2) * h.mean(-1, keepdims=True)) ** 2, axis=-1) + 1e-6)
+    np.testing.assert_allclose(exact.deflated, np.repeat(1 / size[:, None], WIDTH - m, axis=1))
+
+
+def test_a_value_that_is_all_rounding_is_no_condition_number():
+    """Without the direction of the mean LayerNorm's smallest value is 0 exactly: no 1e16."""
+    h = stream()[0] - stream()[0].mean()
+    found = deflated_spectrum(norm_jacobian("layernorm_plain", h), h, h)
+    assert found.condition == found.deflated_condition == np.inf
+    assert deflated_spectrum(np.zeros((3, 3)), [1, 2, 3], [1, 2, 3]).condition == np.inf
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "layernorm_plain", "rmsnorm", "rmsnorm_offset"])
+@pytest.mark.parametrize("placement", ["post", "deepnorm"])
+def test_behind_a_postnorm_deflation_loses_no_value_but_the_null(norm, placement):
+    """With trained gains and biases, and free of eps: compared with eps = 0 by many digits."""
+    deflated = []
+    for eps in (0.0, 1e-7):
+        parts = make(placement=placement, norm=norm, norm_eps=eps)
+        part, h = parts.block(2), stream()
+        J, after = part.token_jacobians(h), np.asarray(part(h))
+        read, write = part.null_directions(h)
+        m = write.shape[-1]
+        assert m == (2 if norm.startswith("layer") else 1)
+        reached = np.abs(np.swapaxes(write, 1, 2) @ J).max()
+        assert reached < (1e-13 if eps == 0 else 1e-5)
+        deflated.append(deflated_spectrum(J, h, after, read=read, write=write))
+        # The left side takes out null directions only: all others are as they were.
+        values = np.linalg.svd(J, compute_uv=False)[:, :-m]
+        left = deflated_spectrum(J, h, after, read=np.zeros((*h.shape, 0)), write=write)
+        np.testing.assert_allclose(left.deflated, values, rtol=1e-6)
+    np.testing.assert_allclose(deflated[0].deflated, deflated[1].deflated, rtol=1e-4)
+    assert deflated[1].deflated_condition.max() < 1e4
+    assert np.all(deflated[0].condition == np.inf)
+
+
+def test_gains_leave_out_the_mean_where_the_norm_does():
+    """LayerNorm of gain 1: eps/s^3 along h less its mean, 1/s across it and the mean."""
+    h, eps = stream()[0] + 3.0, 1e-2
+    c = h - h.mean()
+    s = np.sqrt(np.mean(c * c) + eps)
+    J = norm_jacobian("layernorm_plain", h, eps=eps)
+    report = radial_gains(J, h, c, norm="layernorm_plain")
+    assert report.rr == pytest.approx(eps / s**3, rel=1e-12)
+    assert report.tt == pytest.approx(1 / s, rel=1e-13)
+    assert max(report.rt, report.tr) < 1e-14 and report.cosine == pytest.approx(1.0)
+
+    def function(x):
+        return normjax.layer_norm(x, eps=eps)
+
+    probed = radial_report(function, h, norm="layernorm_plain", probes=500)
+    assert probed.rr == pytest.approx(report.rr, rel=1e-11)
+    assert abs(probed.tt - report.tt) < 4 * probed.tt_error
+    tokens = np.stack([J, J])
+    whole = np.zeros((2, WIDTH, 2, WIDTH))
+    whole[[0, 1], :, [0, 1]] = J
+    hs, cs = np.stack([h, h]), np.stack([c, c])
+    assert radial_gains(whole, hs, cs, norm="layernorm_plain").tt == pytest.approx(1 / s)
+    np.testing.assert_allclose(radial_gains(tokens, hs, cs, norm="layernorm_plain").tt, 1 / s)
+
+
 def test_the_whole_sequence_is_deflated_by_one_direction_per_token():
     part, h = make(placement="post", norm="rmsnorm_plain").sublayer(1, "attention"), stream()
     J, after = part.sequence_jacobian(h), np.asarray(part(h))
@@ -246,7 +321,7 @@ def test_bad_input_is_named():
     checks = [
         (lambda: radial_gains(eye, h[0], zero[2]), r"after\[\]: is zero and has no direction"),
         (lambda: radial_report(lambda x: x, zero), r"h\[2\]: is zero and has no direction"),
-        (lambda: radial_report(lambda x: 0 * x, h), r"fn\(h\)\[0\]: is zero"),
+        (lambda: radial_report(lambda x: 0 * x, h), r"\(h\)\[0\]: is zero"),
         (lambda: radial_report(lambda x: x[:2], h), r"returns shape \(2, 8\) for \(4, 8\)"),
         (lambda: radial_report(lambda x: x, h, probes=1), "probes=1: must be at least 2"),
         (lambda: radial_gains(eye[:3], h[0], h[0]), r"jacobian of shape \(3, 8\): must be"),

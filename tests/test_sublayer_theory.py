@@ -15,7 +15,7 @@ from normjax.errors import UserError
 from normjax.nonlinearities import NONLINEARITIES
 from normjax.theory.layer_scale import attention_branch, gauss_hermite, mlp_branch
 from normjax.theory.matrix_products import ProductLaw
-from normjax.theory.sublayer_theory import predict
+from normjax.theory.sublayer_theory import dependent_weights, predict
 
 WIDTH, LENGTH = 192, 8
 
@@ -71,6 +71,58 @@ def test_mlp_sublayer(changes):
     assert np.max(np.abs(part - (np.arange(WIDTH) + 0.5) / WIDTH)) < 0.025
     assert mean_square(function(h)[0]) == pytest.approx(prediction.mean_square, rel=0.15)
     assert "initialization" in prediction.assumption and "\n" not in prediction.assumption
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_layernorm_divides_by_the_variance(placement):
+    """A stream with a mean far above its spread: its mean square says nothing of LayerNorm."""
+    config, params, h = setup(norm="layernorm", placement=placement, init="fan_in")
+    h = h + 3 * mean_square(h[0]) ** 0.5
+    s = spectrum(sublayer(config, params, 1, "mlp"), h, 0)
+    ranks = (np.arange(WIDTH) + 0.5) / WIDTH
+    told = predict(config, params, 1, "mlp", mean_square(h[0]), mean=float(jnp.mean(h[0])))
+    assert np.max(np.abs(told.law.cdf(s) - ranks)) < 0.04
+    blind = predict(config, params, 1, "mlp", mean_square(h[0]))
+    assert np.max(np.abs(blind.law.cdf(s) - ranks)) > 0.2
+    after = sublayer(config, params, 1, "mlp")(h)[0]
+    assert told.mean_square == pytest.approx(mean_square(after), rel=0.15)
+    assert told.mean == pytest.approx(float(jnp.mean(after)), abs=0.3 * mean_square(after) ** 0.5)
+    with pytest.raises(UserError, match="mean=2.0: its square must be at most mean_square=1.0"):
+        predict(config, params, 1, "mlp", 1.0, mean=2.0)
+
+
+@pytest.mark.parametrize("counts", [(8,), (5, 3), (1,) * 8])
+def test_repeated_tokens_are_counted_exactly(counts):
+    """Simulated: o = sum_k w_k v_k, and Cov_w(v, k), over independent normal v and k."""
+    rng, w = np.random.default_rng(0), np.array(counts) / 8
+    v, k = rng.normal(size=(2, 20000, len(w), 3))
+    mean_v, mean_k = np.einsum("i,nic->nc", w, v), np.einsum("i,nic->nc", w, k)
+    cov = np.einsum("i,nic,nie->nce", w, v, k) - np.einsum("nc,ne->nce", mean_v, mean_k)
+    value, output = np.eye(4), np.eye(4)
+    own = [attention_branch(value, output, position=7, logit_variance=r2, shares=w)
+           for r2 in (0.0, 1.0)]  # fmt: skip
+    assert own[0].strengths == pytest.approx(1 / 64)
+    moved = own[1].strengths - own[0].strengths
+    assert moved == pytest.approx(np.mean(cov**2), rel=0.03, abs=1e-12)
+    assert own[0].mean_square == pytest.approx(np.mean(mean_v**2), rel=0.03)
+    if len(w) == 8:  # as without shares
+        plain = attention_branch(value, output, position=7, logit_variance=1.0)
+        assert plain.strengths == pytest.approx(own[1].strengths, rel=1e-14)
+        assert plain.mean_square == pytest.approx(own[1].mean_square, rel=1e-14)
+
+
+def test_weights_at_initialization_count_as_independent_and_others_do_not():
+    for changes in ({}, {"mlp": "swiglu"}, {"kv_heads": 2}):
+        config, params, _ = setup(width=48, depth=2, **changes)
+        assert dependent_weights(config, params, 0) == dependent_weights(config, params, 1) == []
+    rng = np.random.default_rng(0)
+    copy = jax.tree.map(lambda x: np.array(x), params)
+    branch = copy["blocks"]["mlp"]["branch"]
+    branch["out"]["kernel"] = np.swapaxes(branch["in"]["kernel"], -1, -2)
+    assert dependent_weights(config, copy, 0) == ["mlp in and out: are not independent"]
+    along = rng.normal(size=(48, 1)) * rng.normal(size=(1, branch["in"]["kernel"].shape[-1]))
+    branch["in"]["kernel"] = along[None] + 0 * branch["in"]["kernel"]
+    assert "mlp in: has preferred directions" in dependent_weights(config, copy, 0)
 
 
 def test_two_layer_form_is_closer_than_the_gaussian():
@@ -213,6 +265,7 @@ def test_mistakes_are_one_line():
         (lambda: mlp_branch("swiglu", good, good.T), "w_gate: must be a matrix"),
         (lambda: mlp_branch("gelu", good, good.T, gain=np.ones(3)), "gain of shape (3,)"),
         (lambda: attention_branch(good, good.T, position=-1), "position=-1"),
+        (lambda: attention_branch(good, good.T, shares=[0.5]), "shares: must be positive"),
         (lambda: attention_branch(good, good.T, groups=2), "w_output of shape (8, 4)"),
     ]
     for make, says in cases:

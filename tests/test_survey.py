@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from decimal import Decimal
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from experiments.spectrum import data as survey_data
 from experiments.spectrum import experiment
 from experiments.spectrum import page as survey_page
 from experiments.spectrum.measured import measure
-from experiments.spectrum.predicted import overlay, predicted_mean_squares
+from experiments.spectrum.predicted import Tokens, overlay, predicted_mean_squares
 from experiments.spectrum.survey import Condition, survey
 from normjax import configs
 from normjax.decoder import Decoder, DecoderConfig
@@ -98,32 +99,67 @@ def test_theory_meets_a_wide_decoder_at_initialization():
     tokens = np.random.default_rng(1).integers(0, 50, (4, 8))
     found = measure(parts, tokens, (7,))
     sizes = found.mean_square[0, :, 0]
-    law = overlay(parts, range(1, 3), 7, sizes)
     values = found.log_deflated[:, 0]
+    entering = Tokens(sizes, found.mean[0, :, 0], tokens)
+    law = overlay(parts, range(1, 3), 7, entering)
+    assert "weights" not in law.broken
+    assert law.distance(values) < law.level < 1.36 / np.sqrt(95)
     # 4 x 95 values: chance alone makes 1.36 / sqrt(380) = 0.07 of the distance at the 5 % level.
     assert law.distance(values) < 1.36 / np.sqrt(values.size)
     for factor in (0.6, 1.6):  # another size is noticed
         assert law.distance(values + np.log(factor)) > 1.36 / np.sqrt(values.size)
     squares = [found.mean_square[k, :, 0].mean() for k in range(3)]
     np.testing.assert_allclose(predicted_mean_squares(parts, 7, sizes.mean()), squares, rtol=0.25)
-    block = overlay(parts, range(1, 2), 7, sizes)
+    block = overlay(parts, range(1, 2), 7, entering)
     total = np.trapezoid(block.log_density, block.log_s)
     assert abs(total - 1) < 2e-3
     assert abs(np.trapezoid(np.exp(2 * block.log_s) * block.log_density, block.log_s) ** 0.5
                - np.exp(block.log_rms)) < 2e-3  # fmt: skip
 
 
+def wide(placement, norm="rmsnorm"):
+    config = DecoderConfig(depth=2, width=64, heads=4, placement=placement, norm=norm)
+    model = Decoder(config, vocabulary=64, window=16)
+    return Parts(model, model.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("placement", ["sandwich", "branch_output"])
+def test_theory_counts_the_tokens_that_repeat(placement):
+    """One token 16 times is no mean of 16: the branch is four times larger, its J smaller."""
+    parts, tokens = wide(placement), np.full((2, 16), 3)
+    found = measure(parts, tokens, (15,))
+    entering = Tokens(found.mean_square[0, :, 0], found.mean[0, :, 0], tokens)
+    law = overlay(parts, range(1, 2), 15, entering)
+    logs = found.log_deflated[:, 0], np.log(found.deflated[0, :, 0])
+    assert law.distance(logs[1]) < law.level
+    assert np.exp(law.log_edges[1]) == pytest.approx(np.exp(logs[1].max()), rel=0.15)
+    assert list(law.broken) == ["tokens"] and "2 of 2 sequences repeat" in law.broken["tokens"]
+    blind = overlay(parts, range(1, 2), 15, entering._replace(sequences=None))
+    assert blind.distance(logs[1]) > 2 * blind.level and not blind.broken
+
+
+def test_theory_says_when_weights_are_not_independent():
+    parts, tokens = wide("pre"), np.arange(16)[None]
+    branch = parts.params["blocks"]["mlp"]["branch"]
+    with jax.enable_x64(True):
+        branch["out"]["kernel"] = 3 * np.swapaxes(branch["in"]["kernel"], -1, -2)
+    found = measure(parts, tokens, (15,))
+    law = overlay(parts, range(1, 2), 15, Tokens(found.mean_square[0, :, 0], None, tokens))
+    assert law.distance(np.log(found.deflated[0, :, 0])) > 3 * law.level
+    assert law.broken == {"weights": "block 1: mlp in and out: are not independent"}
+
+
 def test_a_decoder_without_a_law_says_why():
     assert (
         "every singular value is 1"
-        in overlay(made("skipinit", False), range(1, 3), 5, np.ones(2)).assumption
+        in overlay(made("skipinit", False), range(1, 3), 5, Tokens(np.ones(2))).assumption
     )
     hot = made("pre", False)
     with jax.enable_x64(True):
         hot.params["blocks"]["attention"]["branch"]["query"]["kernel"] *= 1e3
     assert (
         "attention logits have a standard deviation"
-        in overlay(hot, range(1, 3), 5, np.ones(2)).assumption
+        in overlay(hot, range(1, 3), 5, Tokens(np.ones(2))).assumption
     )
 
 
@@ -159,11 +195,12 @@ def test_the_survey_measures_every_checkpoint_and_depth(workdir):
     rows = (folder / "work" / "spectrum.csv").read_text().splitlines()
     assert rows[0].split(",") == [
         *("series", "seed", "step", "depth", "part", "position", "run", "sequences"),
-        *("sigma_max", "sigma_min", "rms_gain", "condition"),
-        *("deflated_max", "deflated_min", "deflated_condition"),
-        *("deflated_condition_low", "deflated_condition_high"),
+        *("log10_sigma_max", "log10_sigma_min", "log10_rms_gain", "log10_condition"),
+        *("log10_deflated_max", "log10_deflated_min", "log10_deflated_condition"),
+        *("log10_deflated_condition_low", "log10_deflated_condition_high"),
         *("rr", "rt", "tr", "tt", "cosine", "stream_rms_before", "stream_rms_after"),
-        *("theory_max", "theory_min", "theory_distance"),
+        *("log10_theory_max", "log10_theory_min", "theory_distance", "theory_level"),
+        "theory_broken",
     ]
     # (3 steps x 2 blocks + stack) + (depth 1: block + stack), for 2 positions and 2 placements
     assert len(rows) - 1 == 2 * 2 * (3 * 3 + 2)
@@ -307,13 +344,34 @@ def test_a_folder_that_is_no_run(tmp_path, workdir):
 
 
 def test_a_damaged_survey_says_how_to_get_it_back(tmp_path, workdir):
-    with pytest.raises(UserError, match="holds no survey.json of format 1"):
+    with pytest.raises(UserError, match="holds no survey.json of format 2"):
         survey_data.read_survey(tmp_path)
     folder, *_ = workdir
     (tmp_path / "survey.json").write_bytes((folder / "work" / "survey.json").read_bytes())
     (tmp_path / "spectra.npz").write_bytes(b"no zip")
     with pytest.raises(UserError, match="spectra.npz is not what was sealed; run it again"):
         survey_data.read_survey(tmp_path)
+
+
+def test_what_is_known_in_logarithms_is_written_in_logarithms():
+    """A stack over 800 powers of ten: no cap at 1e304 and no zero that is 2e-308."""
+    logs = np.array([[921.0, 0.0, -921.0], [921.0, 0.0, -np.inf], [921.0, 0.0, -np.inf]])
+    ones = np.ones((1, 3, 1, 3))
+    arrays = {"mean_square": np.ones((2, 3, 1)), "raw": ones, "deflated": ones * [1.0, 1.0, 0.0],
+              "log_raw": logs[:, None], "log_deflated": np.stack([logs[0]] * 3)[:, None],
+              **{f"gains/{name}": np.ones((1, 3, 1)) for name in survey_data.GAINS}}  # fmt: skip
+    entry = {"series": "x", "seed": 0, "step": 0, "depth": 1, "positions": [0], "run": "",
+             "main": True}  # fmt: skip
+    point = survey_data.SurveyPoint(entry, arrays)
+    block, stack = survey_data.rows(survey_data.Survey({}, (point,)))
+    assert stack["log10_deflated_condition"] == pytest.approx(1842 / np.log(10), rel=1e-15)
+    assert stack["log10_sigma_max"] == pytest.approx(921 / np.log(10), rel=1e-15)
+    assert stack["log10_condition"] == np.inf and stack["log10_sigma_min"] == -np.inf
+    assert stack["log10_rms_gain"] == pytest.approx((921 - np.log(3) / 2) / np.log(10), rel=1e-15)
+    assert block["log10_deflated_min"] == -np.inf and block["log10_condition"] == 0
+    # exp(1842), by the digits of Python's decimal
+    expected = Decimal(1842).exp()
+    assert survey_data.shown(1842.0) == f"{expected:.3e}"
 
 
 def test_a_norm_that_removes_the_mean_hides_two_directions():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from normjax.reporting import palette
 from normjax.reporting.palette import Look
 from normjax.runs import files
 
-FORMAT = 1
+FORMAT = 2
+TEN = math.log(10)
+THEORY = ("log10_theory_max", "log10_theory_min", "theory_distance", "theory_level",
+          "theory_broken")  # fmt: skip
 GAINS = ("rr", "rt", "tr", "tt", "cosine")
 
 
@@ -47,7 +51,8 @@ class SurveyPoint:
         """Return (B, d - 1) log singular values of the stack or a block at the last position."""
         if part == "stack":
             return self.log_deflated()
-        return np.log(_positive(self.arrays["deflated"][int(part.split()[1]) - 1, :, -1]))
+        block = int(part.split()[1]) - 1
+        return log_of(*(self.arrays[name][block, :, -1] for name in ("deflated", "raw")))
 
     def relative(self, part: str, reference: float | None) -> np.ndarray:
         """Return the log singular values of a part, all tokens on one scale.
@@ -137,7 +142,11 @@ def read_survey(workdir: Path) -> Survey:
 
 
 def rows(survey: Survey) -> list[dict[str, Any]]:
-    """Return one row per condition, part (block or stack) and position: medians over sequences."""
+    """Return one row per condition, part (block or stack) and position: medians over sequences.
+
+    Singular values and condition numbers are written as their log10: those of a stack are known as
+    logarithms, over any range. -inf is a value of zero, inf the condition number of one.
+    """
     return [
         _row(point, block, p)
         for point in survey.points if point.measured
@@ -150,40 +159,86 @@ def _row(point: SurveyPoint, block: int, p: int) -> dict[str, Any]:
     a, part = point.arrays, f"block {block}" if block else "stack"
     rms, i = np.sqrt(a["mean_square"][:, :, p]), block - 1
     if block:
-        raw, inner = (np.log(_positive(a[name][i, :, p])) for name in ("raw", "deflated"))
+        raw, inner = (log_of(a[name][i, :, p], a["raw"][i, :, p]) for name in ("raw", "deflated"))
     else:
         raw, inner = a["log_raw"][:, p], a["log_deflated"][:, p]
-    top, spread = raw[:, 0], np.exp(inner[:, 0] - inner[:, -1])
+    top, spread = raw[:, 0], _difference(inner)
     mean_square = np.log(np.mean(np.exp(2 * (raw - top[:, None])), axis=1)) / 2 + top
-    low, high = np.quantile(spread, (0.25, 0.75))
+    low, high = _quantiles(spread, (0.25, 0.75))
     law = point.law(part) if p == len(point.positions) - 1 else None
     return {
         "series": point.series, "seed": point.seed, "step": point.step, "depth": point.depth,
         "part": part, "position": point.positions[p], "run": point.run,
         "sequences": a["raw"].shape[1],
-        "sigma_max": _median(np.exp(top)), "sigma_min": _median(np.exp(raw[:, -1])),
-        "rms_gain": _median(np.exp(mean_square)),
-        "condition": _median(np.exp(np.minimum(top - raw[:, -1], 700.0))),
-        "deflated_max": _median(np.exp(inner[:, 0])),
-        "deflated_min": _median(np.exp(inner[:, -1])), "deflated_condition": _median(spread),
-        "deflated_condition_low": float(low), "deflated_condition_high": float(high),
+        "log10_sigma_max": _log10(top), "log10_sigma_min": _log10(raw[:, -1]),
+        "log10_rms_gain": _log10(mean_square), "log10_condition": _log10(_difference(raw)),
+        "log10_deflated_max": _log10(inner[:, 0]), "log10_deflated_min": _log10(inner[:, -1]),
+        "log10_deflated_condition": _log10(spread),
+        "log10_deflated_condition_low": low / TEN, "log10_deflated_condition_high": high / TEN,
         **{name: _median(a[f"gains/{name}"][i, :, p]) if block else None for name in GAINS},
         "stream_rms_before": _median(rms[i if block else 0]),
         "stream_rms_after": _median(rms[block if block else -1]),
-        **dict(zip(("theory_max", "theory_min", "theory_distance"), _theory(law), strict=True)),
+        **dict(zip(THEORY, _theory(law), strict=True)),
     }  # fmt: skip
 
 
-def _theory(law: tuple[dict[str, Any], Any, Any] | None) -> tuple[float | None, ...]:
-    """Return the largest and the smallest singular value of a law, and how far off it is."""
+def _theory(law: tuple[dict[str, Any], Any, Any] | None) -> tuple[float | str | None, ...]:
+    """Return log10 of a law's ends, how far off it is, its level, and what does not hold."""
     if law is None or law[0]["log_high"] is None:
-        return None, None, None
+        return None, None, None, None, None
     low, high = (-np.inf if (log := law[0][k]) is None else log for k in ("log_low", "log_high"))
-    return float(np.exp(high)), float(np.exp(low)), law[0]["distance"]
+    record = law[0]
+    return (
+        float(high) / TEN, float(low) / TEN, record["distance"], record["level"],
+        "; ".join(record["broken"].values()),
+    )  # fmt: skip
 
 
-def _positive(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 0, x, np.finfo(float).tiny)
+def log_of(values: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    """Return the logarithms of singular values (..., n) of a dense decomposition.
+
+    -inf where a value is zero, or no more than what rounding leaves of it: n roundoffs of the
+    largest of ``raw``, all singular values of the same matrix.
+
+    >>> log_of(np.array([1.0, 1e-17]), np.array([1.0, 1e-17]))
+    array([  0., -inf])
+    """
+    noise = raw.shape[-1] * np.finfo(np.float64).eps * raw[..., :1]
+    with np.errstate(divide="ignore"):
+        return np.log(np.where(values > noise, values, 0.0))
+
+
+def shown(log: float) -> str:
+    """Return a number to four digits from its natural logarithm, also beyond float64.
+
+    >>> shown(0.0), shown(math.log(0.00123)), shown(-1000.0), shown(-math.inf), shown(math.inf)
+    ('1', '0.00123', '5.076e-435', '0', 'infinite')
+    """
+    if math.isnan(log) or math.isinf(log):
+        return "unknown" if math.isnan(log) else "0" if log < 0 else "infinite"
+    if abs(log) < 700:
+        return f"{math.exp(log):.4g}"
+    exponent = math.floor(log / TEN)
+    mantissa = f"{math.exp(log - exponent * TEN):.4g}"
+    return f"{mantissa}e{exponent:+d}" if mantissa != "10" else f"1e{exponent + 1:+d}"
+
+
+def _difference(logs: np.ndarray) -> np.ndarray:
+    """Return the logarithm of largest over smallest, (B, n) -> (B,); inf where that is zero."""
+    with np.errstate(invalid="ignore"):  # all of them zero: NaN, no condition at all
+        return np.asarray(logs[:, 0] - logs[:, -1])
+
+
+def _quantiles(x: np.ndarray, levels: tuple[float, ...]) -> list[float]:
+    """Return quantiles of numbers that may be infinite: two infinite neighbours have one."""
+    with np.errstate(invalid="ignore"):
+        found = np.quantile(x, levels)
+        above = np.quantile(x, levels, method="higher")
+    return [float(v) for v in np.where(np.isnan(found), above, found)]
+
+
+def _log10(logs: np.ndarray) -> float:
+    return _quantiles(logs, (0.5,))[0] / TEN
 
 
 def _median(x: np.ndarray) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from experiments.spectrum.data import Survey, SurveyPoint
+from experiments.spectrum.data import TEN, Survey, SurveyPoint, log_of
 from normjax.reporting import drawing, pictures
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import INK, MUTED, Look
@@ -46,28 +46,30 @@ def all_figures(survey: Survey) -> list[Figure]:
 def conditions(survey: Survey, step: int) -> Figure | None:
     """Draw raw and deflated condition numbers by block."""
 
-    def ratio(values: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            return (values[..., 0] / values[..., -1]).reshape(len(values), -1)
+    def ratio(point: SurveyPoint, name: str) -> np.ndarray:
+        values = point.arrays[name]
+        zero = ~np.isfinite(log_of(values[..., -1:], point.arrays["raw"])[..., 0])
+        found = np.where(zero, np.inf, values[..., 0] / np.where(zero, 1.0, values[..., -1]))
+        return found.reshape(len(values), -1)
 
     panels = {
-        "without the radial direction": lambda p: ratio(p.arrays["deflated"]),
-        "raw": lambda p: ratio(p.arrays["raw"]),
+        "without the radial direction": lambda p: ratio(p, "deflated"),
+        "raw": lambda p: ratio(p, "raw"),
     }
     return _profiles(
         survey, step, panels, "condition", "Condition numbers", "condition number",
         "Largest over smallest singular value of each block's token Jacobian, median over "
         "sequences, positions and seeds, band from the lower to the upper quartile. The raw number "
         "of a norm on the stream is s²/ε, a statement about ε alone; without the radial direction "
-        "it says how unevenly the block treats what the network can see.",
+        "it says how unevenly the block treats what the network can see. Where the smallest value "
+        "is no more than rounding there is no number.",
     )  # fmt: skip
 
 
 def gains(survey: Survey, step: int) -> Figure | None:
     """Draw the four radial and tangential gains by block."""
     panels = {
-        title: lambda p, name=name: np.maximum(
-            np.abs(p.arrays[f"gains/{name}"]).reshape(p.depth, -1), 1e-9)
+        title: lambda p, name=name: np.abs(p.arrays[f"gains/{name}"]).reshape(p.depth, -1)
         for name, title in GAIN_TITLES.items()
     }  # fmt: skip
     return _profiles(
@@ -89,9 +91,9 @@ def _profiles(
          **dict(zip(("median", "low", "high"), at.tolist(), strict=True))}
         for panel, quantity in panels.items() for series in survey.series
         if (points := survey.main(series, step))
-        for block, at in enumerate(np.quantile(
-            np.concatenate([quantity(p) for p in points], axis=1), (0.5, 0.25, 0.75), axis=1
-        ).T, 1)
+        for block, at in enumerate(_quartiles(
+            np.concatenate([quantity(p) for p in points], axis=1)
+        ), 1)
     ]  # fmt: skip
     if not rows:
         return None
@@ -107,20 +109,31 @@ def _profiles(
     return drawing.figure(f"{name}_{slug}", f"{title} by block, {when}", caption, canvas, rows)
 
 
+def _quartiles(x: np.ndarray) -> np.ndarray:
+    """Return median and quartiles (L, 3) of (L, n) numbers; infinite beside an infinite one."""
+    with np.errstate(invalid="ignore"):
+        found = np.quantile(x, (0.5, 0.25, 0.75), axis=1).T
+    return np.where(np.isnan(found), np.inf, found)
+
+
 def depths(survey: Survey) -> Figure | None:
     """Draw the ends of the stack's spectrum at initialization against depth, with theory."""
     lines = {name: survey.initialized(name) for name in survey.series}
     ends: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
-        "largest": ("log_high", lambda logs: np.exp(np.median(logs[:, 0]))),
-        "root mean square": ("log_rms", lambda logs: np.sqrt(np.mean(np.exp(2 * logs)))),
-        "smallest": ("log_low", lambda logs: np.exp(np.median(logs[:, -1]))),
-    }
+        "largest": ("log_high", lambda logs: np.median(logs[:, 0])),
+        "root mean square": ("log_rms", lambda logs: (
+            logs.max() + np.log(np.mean(np.exp(2 * (logs - logs.max())))) / 2
+        )),
+        "smallest": ("log_low", lambda logs: np.median(logs[:, -1])),
+    }  # fmt: skip
     rows = [
         {"series": name, "end": end, "depth": depth,
-         "measured": float(measure(np.concatenate([p.log_deflated() for p in points]))),
-         "theory": _theory(points, key)}
+         "measured": value(log), "theory": None if law is None else value(law),
+         "log10_measured": log / TEN, "log10_theory": None if law is None else law / TEN}
         for name, by_depth in lines.items() if len(by_depth) > 1
         for end, (key, measure) in ends.items() for depth, points in by_depth.items()
+        for log in (float(measure(np.concatenate([p.log_deflated() for p in points]))),)
+        for law in (_theory(points, key),)
     ]  # fmt: skip
     if not rows:
         return None
@@ -140,11 +153,17 @@ def depths(survey: Survey) -> Figure | None:
     )  # fmt: skip
 
 
+def value(log: float) -> float:
+    """Return e^log; 0 or infinite beyond float64, which a figure leaves out: its data has log10."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(log))
+
+
 def _theory(points: Sequence[SurveyPoint], key: str) -> float | None:
     law = next((law for p in points if (law := p.law("stack")) is not None), None)
     if law is None or law[0]["log_high"] is None or law[0][key] is None:
         return None
-    return float(np.exp(law[0][key]))
+    return float(law[0][key])
 
 
 def training(survey: Survey) -> Figure | None:
@@ -159,7 +178,7 @@ def training(survey: Survey) -> Figure | None:
         pooled = (
             np.concatenate([p.log_deflated().ravel() for p in survey.main(name, s)]) for s in steps
         )
-        bands = np.array([np.quantile(np.exp(logs), LEVELS) for logs in pooled]).T
+        bands = np.array([np.exp(np.quantile(logs, LEVELS)) for logs in pooled]).T
         for low, high, alpha in ((0, 6, 0.15), (1, 5, 0.25), (2, 4, 0.35)):
             panel.fill_between(steps, bands[low], bands[high], color=look.colour, alpha=alpha, lw=0)
         panel.plot(steps, bands[3], color=look.colour, marker=look.marker, ms=4, mew=0)
@@ -204,7 +223,8 @@ def sequences(survey: Survey) -> Figure | None:
         for step in dict.fromkeys((0, *sorted({p.step for p in points})[-1:])):
             curves = [p.arrays["sequence"] for p in points if p.step == step]
             if curves:
-                logs = np.mean([np.log(np.maximum(curve, 1e-300)) for curve in curves], axis=0)
+                with np.errstate(divide="ignore"):  # one that is zero makes a mean of zero
+                    logs = np.mean([np.log(curve) for curve in curves], axis=0)
                 rows += [
                     {"series": name, "step": step, "share": (i + 0.5) / len(logs),
                      "singular_value": value}

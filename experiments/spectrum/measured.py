@@ -13,7 +13,6 @@ import dataclasses
 
 import numpy as np
 
-from normjax.decoder import slot_norms
 from normjax.jacobians.blocks import Part, Parts
 from normjax.jacobians.identities import (
     dual_identities,
@@ -23,7 +22,7 @@ from normjax.jacobians.identities import (
     prenorm_identity,
 )
 from normjax.jacobians.radial import deflated_spectrum, radial_gains
-from normjax.norm_derivatives import Floats, unit
+from normjax.norm_derivatives import Floats
 from normjax.spectra.dense import singular_values
 from normjax.spectra.depth_products import DepthProduct
 
@@ -34,12 +33,13 @@ class Measured:
 
     Attributes:
       raw: (L, B, P, d) singular values of each block, descending.
-      deflated: (L, B, P, d - m), without the radial direction and, where the decoder's norms remove
-        the mean, without that of the mean: m is 1 or 2.
+      deflated: (L, B, P, d - m), without the m directions that the norms of the blocks forget: see
+        ``Part.null_directions``; 1 for RMSNorm and where there is no norm, 2 for LayerNorm.
       gains: name -> (L, B, P): rr, rt, tr, tt and cosine, see :class:`RadialReport`.
       log_raw: (B, P, d) natural logarithms of the singular values from block 1 to L.
       log_deflated: (B, P, d - m) of those without these directions.
       mean_square: (L + 1, B, P) of the stream before block 1 and after every block.
+      mean: (L + 1, B, P) of the same over its features.
       sequence: (T d,) singular values of the whole-sequence Jacobian of the stack; empty where it
         was not asked for.
       defects: name -> the worst defect of an identity that should hold to rounding.
@@ -51,6 +51,7 @@ class Measured:
     log_raw: Floats
     log_deflated: Floats
     mean_square: Floats
+    mean: Floats
     sequence: Floats
     defects: dict[str, float]
 
@@ -79,23 +80,26 @@ def measure(
     states = np.asarray(parts.hidden_states(tokens))
     at = states[:, :, picked]
     B, P = at.shape[1:3]
-    forgotten = _forgotten(parts)
-    m = 1 + forgotten
+    nulls = [parts.block(block).null_directions(states[block - 1]) for block in range(1, L + 1)]
+    m = nulls[0].right.shape[-1]
     raw, deflated = np.empty((L, B, P, d)), np.empty((L, B, P, d - m))
     gains = {name: np.empty((L, B, P)) for name in ("rr", "rt", "tr", "tt", "cosine")}
     products = [[(DepthProduct(d), DepthProduct(d)) for _ in range(P)] for _ in range(B)]
     for block in range(1, L + 1):
         jacobians = parts.block(block).token_jacobians(states[block - 1])[:, picked]
         before, after = at[block - 1], at[block]
-        read, write = _with_mean(before, forgotten), _written(parts, block, after, forgotten)
+        read, write = (side[:, picked] for side in nulls[block - 1])
+        outward = parts.forgotten(after)
         for b in range(B):
-            report = radial_gains(jacobians[b], before[b], after[b])
+            report = radial_gains(jacobians[b], before[b], after[b], read=read[b], write=outward[b])
             for name, values in gains.items():
                 values[block - 1, b] = getattr(report, name)
             spectrum = deflated_spectrum(
                 jacobians[b], before[b], after[b], read=read[b], write=write[b]
             )
-            raw[block - 1, b], deflated[block - 1, b] = spectrum.raw, spectrum.deflated
+            raw[block - 1, b] = spectrum.raw
+            deflated[block - 1, b] = 0.0  # gains of zero take out more: these values are zero
+            deflated[block - 1, b, :, : spectrum.deflated.shape[-1]] = spectrum.deflated
             for p in range(P):
                 whole, inner = products[b][p]
                 whole.apply(jacobians[b, p])
@@ -109,47 +113,15 @@ def measure(
     return Measured(
         raw, deflated, gains,
         np.asarray(logs[:, :, 0], np.float64), np.asarray(logs[:, :, 1, :-m], np.float64),
-        np.mean(at**2, axis=-1),
+        np.mean(at**2, axis=-1), np.mean(at, axis=-1),
         _whole_sequence(parts.stack(1, L), states[0, 0, :sequence_length]),
         _defects(parts, tokens[0], states[:, 0]) if identities else {},
     )  # fmt: skip
 
 
-def _forgotten(parts: Parts) -> bool:
-    """Whether a norm in the blocks removes the mean: then its direction is taken out as well."""
-    norms = (
-        norm for block in range(1, parts.config.depth + 1) for name in parts.sublayer_names
-        for norm, _ in slot_norms(parts.config, block, name).values()
-    )  # fmt: skip
-    return parts.config.rows == 1 and any("mean" in norm.forgets for norm in norms)
-
-
-def _with_mean(h: Floats, mean: bool, gain: Floats | float = 1.0) -> Floats:
-    """Return directions (..., d, m): h and, where the mean is removed, 1 / gain."""
-    return np.stack([h, np.ones_like(h) / gain], axis=-1) if mean else h[..., None]
-
-
-def _written(parts: Parts, block: int, after: Floats, mean: bool) -> Floats:
-    """Return the directions (..., d, m) in which nothing leaves: of u / g for a norm on the stream.
-
-    The stream after such a norm is g u / s + bias, so that u / g is along (after - bias) / g^2;
-    where it removes the mean, nothing leaves along 1 / g either.
-    """
-    name = parts.sublayer_names[-1] if parts.sublayer_names else ""
-    found = slot_norms(parts.config, block, name).get("post_norm") if name else None
-    if found is None or found[0].forgets == "nothing" or parts.config.rows > 1:
-        return _with_mean(after, mean)
-    norm, own = found[0], parts.layer(block)[0][name].get(found[1], {})
-    gain = np.asarray(norm.seen("gain", own["gain"])) if "gain" in own else np.ones(())
-    if np.any(gain == 0):
-        return _with_mean(after, mean)
-    return _with_mean((after - np.asarray(own.get("bias", 0.0))) / gain**2, mean, gain)
-
-
 def _tangential(directions: Floats) -> Floats:
-    """Return the projection on what is orthogonal to directions (d, m)."""
-    q = np.linalg.qr(directions)[0] if directions.shape[1] > 1 else unit(directions.T).T
-    return np.eye(len(q)) - q @ q.T
+    """Return the projection on what is orthogonal to orthonormal directions (d, m)."""
+    return np.eye(len(directions)) - directions @ directions.T
 
 
 def _whole_sequence(stack: Part, h: Floats) -> Floats:

@@ -15,14 +15,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from experiments.spectrum.data import log_of
 from experiments.spectrum.measured import Measured, measure
-from experiments.spectrum.predicted import Overlay, overlay, scales
+from experiments.spectrum.predicted import Overlay, Tokens, overlay, scales
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.reporting.wording import counted
 from normjax.runs import files
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ def survey(
         entry["defects"] = found.defects
         kept = _arrays(found)
         if condition.step == 0 and condition.seed == record["first_seed"]:
-            laws = _laws(parts, positions[-1], found, condition.main)
+            laws = _laws(parts, positions[-1], found, condition)
             entry["laws"] = {name: _law_record(law, found, name) for name, law in laws.items()}
             for name, law in laws.items():
                 kept |= {
@@ -101,8 +102,8 @@ def survey(
                 }  # fmt: skip
         elif condition.step == 0 and condition.main:
             for name, blocks in _pieces(parts.config.depth, True).items():
-                sizes = found.mean_square[blocks[0] - 1, :, -1]
-                kept[f"scale/{name}"] = scales(parts, blocks, positions[-1], sizes)
+                tokens = _tokens(found, blocks, condition)
+                kept[f"scale/{name}"] = scales(parts, blocks, positions[-1], tokens)
         arrays |= {f"{number}/{name}": array for name, array in kept.items()}
         entries.append(entry)
         say(f"{condition.label}: {counted(parts.config.depth, 'block')} measured")
@@ -128,10 +129,16 @@ def _pieces(depth: int, whole: bool) -> dict[str, range]:
     return pieces
 
 
-def _laws(parts: Parts, position: int, found: Measured, main: bool) -> dict[str, Overlay]:
+def _tokens(found: Measured, blocks: range, condition: Condition) -> Tokens:
+    entering = blocks[0] - 1
+    sizes, means = found.mean_square[entering, :, -1], found.mean[entering, :, -1]
+    return Tokens(sizes, means, condition.tokens)
+
+
+def _laws(parts: Parts, position: int, found: Measured, condition: Condition) -> dict[str, Overlay]:
     return {
-        name: overlay(parts, blocks, position, found.mean_square[blocks[0] - 1, :, -1], main)
-        for name, blocks in _pieces(parts.config.depth, main).items()
+        name: overlay(parts, blocks, position, _tokens(found, blocks, condition), condition.main)
+        for name, blocks in _pieces(parts.config.depth, condition.main).items()
     }
 
 
@@ -139,9 +146,11 @@ def _law_record(law: Overlay, found: Measured, name: str) -> dict[str, Any]:
     if name == "stack":
         logs = found.log_deflated[:, -1]
     else:
-        logs = np.log(found.deflated[int(name.split()[1]) - 1, :, -1])
+        block = int(name.split()[1]) - 1
+        logs = log_of(found.deflated[block, :, -1], found.raw[block, :, -1])
     low, high = law.log_edges or (None, None)
     return {
         "assumption": law.assumption, "log_low": low, "log_high": high, "log_rms": law.log_rms,
         "distance": law.distance(logs) if np.isfinite(logs).all() else None,
+        "level": law.level, "broken": law.broken,
     }  # fmt: skip

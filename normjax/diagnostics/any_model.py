@@ -111,7 +111,8 @@ def profile(loss: Callable[..., Any], params: Any, *batch: Any) -> Profile:
 
     Args:
       loss: ``(params, *batch) -> scalar``; a plain function or one that applies a Flax module.
-      params: a tree of floating arrays.
+      params: a tree; its floating arrays are differentiated, whatever else it holds (counters,
+        keys, flags, functions) is passed on as it is.
       batch: further arguments.
 
     Raises:
@@ -138,20 +139,28 @@ def profile(loss: Callable[..., Any], params: Any, *batch: Any) -> Profile:
             " no value of its own; tap it outside, or leave the transformation out"
         )
     zeros = {name: jnp.zeros_like(x) for name, x in first.seen.items()}
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    own = {i: x for i, (_, x) in enumerate(leaves) if _is_floating(x)}
 
-    def shifted(params: Any, shifts: dict[str, Array]) -> tuple[Any, dict[str, Array]]:
+    def shifted(own: dict[int, Any], shifts: dict[str, Array]) -> tuple[Any, dict[str, Array]]:
         visit = _Visit(shifts)
-        return _passed(visit, loss, params, batch), visit.seen
+        whole = structure.unflatten(own.get(i, x) for i, (_, x) in enumerate(leaves))
+        return _passed(visit, loss, whole, batch), visit.seen
 
     (value, seen), (gradients, pulled) = jax.value_and_grad(shifted, (0, 1), has_aux=True)(
-        params, zeros
+        own, zeros
     )
-    flat = jax.tree_util.tree_flatten_with_path(gradients)[0]
+    flat = [(leaves[i][0], g) for i, g in gradients.items()]
     return Profile(
         float(value),
         {name: _described(x, pulled[name]) for name, x in seen.items()},
         {jax.tree_util.keystr(path, simple=True, separator="."): float(rms(g)) for path, g in flat},
     )
+
+
+def _is_floating(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None) or (np.dtype(float) if isinstance(x, float) else None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
 
 
 def _passed(visit: _Visit, loss: Callable[..., Any], params: Any, batch: tuple[Any, ...]) -> Any:

@@ -32,7 +32,8 @@ from normjax.jacobians.branch_jacobians import (
     mlp_jacobian,
 )
 from normjax.jacobians.closed_forms import Mix, Tangents, as_float64, norm_jacobian
-from normjax.norm_derivatives import Floats
+from normjax.norm_derivatives import Floats, NullDirections, spanned, unit
+from normjax.norms import Norm
 
 MAX_DENSE = 4096
 """Largest n = T d of which a dense n x n Jacobian is made: 128 MiB of float64."""
@@ -118,6 +119,38 @@ class Parts:
             with jax.enable_x64(True):
                 self._layers[block] = self.model.layer(self.params, block)
         return self._layers[block]
+
+    @functools.cached_property
+    def forgetting(self) -> tuple[Norm, ...]:
+        """The norms of the blocks that forget something, each once."""
+        found = (
+            norm
+            for block in range(1, self.config.depth + 1)
+            for name in self.sublayer_names
+            for norm, _ in slot_norms(self.config, block, name).values()
+        )
+        return tuple(dict.fromkeys(norm for norm in found if norm.forgets != "nothing"))
+
+    def forgotten(self, h: Any) -> Floats:
+        """Return what the norms of the blocks forget at h, and the direction of h itself.
+
+        Args:
+          h: (..., d) points of the stream.
+
+        Returns:
+          (..., d, m) orthonormal columns: for RMSNorm, and for a decoder without norms, the
+          direction of h, m = 1; for LayerNorm that of h less its mean, and that of the mean, m = 2.
+          With several streams those of the whole state, m = 1.
+
+        Raises:
+          UserError: h not finite, or zero at a token.
+        """
+        h = as_float64("h", h)
+        zero = np.argwhere(~np.any(h != 0, axis=-1))
+        if len(zero):
+            raise UserError(f"h{zero[0].tolist()}: is zero and has no direction; take another h")
+        rows = self.forgetting if self.config.rows == 1 else ()
+        return spanned(*(row.forgotten(h) for row in rows), unit(h)[..., None])
 
     def embed(self, tokens: Any) -> Array:
         """Return the stream that block 1 reads: (T, d) for tokens (T,), (B, T, d) for (B, T)."""
@@ -270,6 +303,62 @@ class Part:
             own, h = self._step_jacobian(step, h, whole=True)
             total = own.transpose(0, 2, 1, 3).reshape(T * d, T * d) @ total
         return total.reshape(T, d, T, d)
+
+    def points(self, h: Any) -> dict[str, Floats]:
+        """Return what the equation of a sub-layer passes: "read", "output", "sum" and others.
+
+        Args:
+          h: (B, T, d), for a part of one sub-layer.
+        """
+        ((block, name),) = self.steps
+        with jax.enable_x64(True):
+            found = self.parts._point(self.parts.layer(block), self.parts._stream(h), sublayer=name)
+        return {key: np.asarray(value) for key, value in found.items()}
+
+    def null_directions(self, h: Any) -> NullDirections:
+        """Return what is taken out of the part's Jacobians for their deflated spectrum.
+
+        On the right what the blocks' norms forget at h (:meth:`Parts.forgotten`): a post-norm
+        before it lets nothing arrive along it, a pre-norm in it does not read it. On the left,
+        where the part ends with a norm P on the stream, what never leaves P: u / w and, where it
+        removes the mean, 1 / w, with u of the sum that P reads and w its gain over its scale. That
+        is null whatever the branch. Where it does not end so, what the norms forget of its output.
+        (What J maps to zero on the right of such a part, J_P (I + J_F) v = 0, is another direction
+        than h, moved by the branch: that a change along h passes says something, and stays.)
+
+        Args:
+          h: (T, d) or (B, T, d).
+
+        Returns:
+          right and left, (..., T, d, m): ``read`` and ``write`` of
+          :func:`normjax.deflated_spectrum`.
+
+        Raises:
+          UserError: as for a call; a token, or the output at one, that is zero.
+
+        >>> from normjax.decoder import DecoderConfig
+        >>> config = DecoderConfig(depth=1, width=8, heads=2, placement="post", norm="layernorm")
+        >>> model = Decoder(config, vocabulary=11, window=4)
+        >>> part = Parts(model, model.init(jax.random.key(0))).block(1)
+        >>> h = np.random.default_rng(0).normal(size=(3, 8))
+        >>> left = part.null_directions(h).left
+        >>> bool(abs(np.swapaxes(left, 1, 2) @ part.token_jacobians(h)).max() < 1e-4)   # O(eps)
+        True
+        """
+        parts, h = self.parts, self._checked(h)
+        right = parts.forgotten(h)
+        if self.steps:
+            block, name = self.steps[-1]
+            found = slot_norms(parts.config, block, name).get("post_norm")
+            if found and parts.config.rows == 1 and found[0].forgets != "nothing":
+                layer = parts.layer(block)
+                before = Part(parts, self.steps[:-1])(h)
+                flat = before.reshape(-1, *h.shape[-2:])
+                z = Part(parts, self.steps[-1:]).points(flat)["sum"]
+                own = jax.tree.map(np.asarray, layer[0][name].get(found[1], {}))
+                left = found[0].null_directions(z.reshape(h.shape), own, parts.config.norm_eps).left
+                return NullDirections(right, left)
+        return NullDirections(right, parts.forgotten(np.asarray(self(h))))
 
     def _checked(self, h: Any) -> Floats:
         with jax.enable_x64(True):

@@ -17,25 +17,32 @@ import numpy as np
 
 from normjax.equation import Sublayer, fold
 from normjax.errors import UserError, check_choice, suggest
-from normjax.norm_derivatives import Floats, NormDerivative, unit
+from normjax.norm_derivatives import Floats, NormDerivative, NullDirections
 from normjax.norms import NORMS, Norm
+from normjax.spectra.norm_spectra import derivative_singular_values
 
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def as_float64(name: str, x: Any, shape: tuple[int, ...] | None = None) -> Floats:
+def as_float64(
+    name: str, x: Any, shape: tuple[int, ...] | None = None, finite: bool = True
+) -> Floats:
     """Return x as a float64 array.
 
     Raises:
-      UserError: x is not numeric, not finite, or its last axes are not ``shape``.
+      UserError: x is not numeric, not real, not finite, or its last axes are not ``shape``.
     """
     try:
+        if np.iscomplexobj(x):
+            raise UserError(f"{name}: must be real; take its real and imaginary parts apart")
         array = np.asarray(x, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{name} of type {type(x).__name__}: must be an array of numbers") from None
     if shape is not None and array.shape[max(0, array.ndim - len(shape)) :] != shape:
         raise UserError(f"{name} of shape {array.shape}: must be (..., {str(shape)[1:-1]})")
-    if not np.all(np.isfinite(array)):
+    if finite and not np.all(np.isfinite(array)):
         where = np.argwhere(~np.isfinite(array))[0].tolist()
         raise UserError(
             f"{name}{where}={array[tuple(where)]}: must be finite; look at where it comes from"
@@ -175,43 +182,34 @@ def _one_vector(norm: Norm | str, h: Any, parameters: Any, eps: float) -> NormDe
 def norm_singular_values(
     norm: Norm | str, h: Any, parameters: Mapping[str, Any] | None = None, eps: float = 1e-6
 ) -> Floats:
-    """Return all singular values of a norm with uniform gain, largest first, in O(d).
+    """Return all singular values of a norm at one point, largest first, in O(d) or O(d^2).
 
-    They are |w| (d - 1 times; d - 2 where the mean is removed), |w| k, and 0 for the mean; for a
-    row without a direction (identity, elementwise) the |w_i| themselves, uniform or not.
+    They are |w| (d - 1 times; d - 2 where the mean is removed), |w| k, and 0 for the mean, where
+    the gain is uniform; for a row without a direction (identity, elementwise) the |w_i| themselves;
+    else the roots of a secular equation, see :mod:`normjax.spectra.norm_spectra`.
+
+    Returns:
+      (d,) float64, each right relative to itself, the smallest too.
 
     Raises:
-      UserError: h is not one vector, or the gain is not uniform: then the values are the roots of a
-        secular equation, which the module norm_spectra solves.
+      UserError: see :func:`norm_derivative`; h is not one vector; nonzero gains too far apart; a
+        row whose derivative is a matrix.
 
     >>> norm_singular_values("layernorm", [1.0, 2.0, 3.0, 6.0], {"gain": 2.0}, eps=0.5)
     array([1.   , 1.   , 0.125, 0.   ])
     """
-    D = _one_vector(norm, h, parameters, eps)
-    w, d = np.abs(D.weight), D.weight.size
-    directed = bool(np.any(D.direction != 0))
-    if (directed or D.centered) and not np.allclose(w, w[0], rtol=4e-16, atol=0):
-        raise UserError(
-            f"gain from {w.min():.3g} to {w.max():.3g} (over s): must be uniform here; for any gain"
-            " use normjax.spectra.norm_spectra"
-        )
-    factors = np.ones(d)
-    if D.centered:
-        factors[-1] = 0.0
-    if directed:
-        factors[d - 1 - D.centered] = D.radial
-    return np.sort(w * factors)[::-1]
+    return derivative_singular_values(_one_vector(norm, h, parameters, eps))
 
 
 def null_directions(
     norm: Norm | str, h: Any, parameters: Mapping[str, Any] | None = None, eps: float = 0.0
-) -> tuple[Floats, Floats]:
+) -> NullDirections:
     """Return what a norm's Jacobian maps to zero: bases of its right and left null space.
 
-    J = diag(w) M with M = P - (1 - k) u u^T. For eps = 0 and gains without zeros J u = 0 (and J 1 =
-    0 where the mean is removed) and, on the left, (u / w)^T J = 0. A gain of zero adds e_i on the
-    left and on the right what M maps onto such e_i. For eps > 0 only what is exactly zero is
-    counted: k > 0 takes u out.
+    For eps = 0 and gains without zeros J u = 0 (and J 1 = 0 where the mean is removed) and, on the
+    left, (u / w)^T J = 0 (and (1 / w)^T J = 0). A gain of zero adds e_i on the left and one more on
+    the right. For eps > 0 only what is exactly zero is counted: k > 0 takes u out. For many points,
+    and for norms whose derivative has no such form, see :meth:`normjax.Norm.null_directions`.
 
     Returns:
       right (d, m) with J right = 0 and left (d, m) with left^T J = 0, orthonormal columns, float64.
@@ -220,45 +218,10 @@ def null_directions(
       UserError: see :func:`norm_derivative`; or h is not one vector.
 
     >>> right, left = null_directions("rmsnorm", [3.0, 4.0], {"gain": [3.0, 4.0]})
-    >>> abs(right[:, 0]).round(3), abs(left[:, 0]).round(3)     # u, and u / g normalized
+    >>> right[:, 0].round(3), left[:, 0].round(3)     # u, and u / g normalized
     (array([0.6, 0.8]), array([0.707, 0.707]))
     """
-    D = _one_vector(norm, h, parameters, eps)
-    w, u, k, d = D.weight, D.direction, float(D.radial), D.weight.size
-    kernel = np.zeros((d, 0))  # of M
-    if D.centered:
-        kernel = np.column_stack([kernel, np.full(d, d**-0.5)])
-    if np.any(u != 0) and k == 0:
-        kernel = np.column_stack([kernel, u])
-    dead = np.flatnonzero(w == 0)
-    axes = np.eye(d)[:, dead]
-    # Right: M v in span(e_dead); M's range is what is orthogonal to its kernel. M only stretches
-    # along u, so that one direction z with a part along u needs M^-1 z ~ k z + (1 - k) <u, z> u.
-    reached = axes @ _null_space(kernel[dead].T)
-    along = u @ reached
-    if k > 0 and np.any(along != 0):
-        z = reached @ (along / np.linalg.norm(along))
-        inverted = k * z + (1 - k) * (u @ z) * u
-        reached = np.column_stack([reached @ _null_space(along[None]), inverted])
-    # Left: diag(w) x in the kernel of M, free where w = 0.
-    combined = kernel @ _null_space(kernel[dead])
-    inverse = np.divide(1.0, w, out=np.zeros(d), where=w != 0)
-    left = np.column_stack([axes, inverse[:, None] * combined])
-    return _orthonormal(np.column_stack([kernel, reached])), _orthonormal(left)
-
-
-def _null_space(a: Floats) -> Floats:
-    """Orthonormal basis (n, k) of the null space of a (m, n), m or n small."""
-    if a.shape[0] == 0:
-        return np.eye(a.shape[1])
-    _, s, vt = np.linalg.svd(a)
-    rank = int(np.sum(s > max(a.shape) * np.finfo(float).eps * max(1.0, s.max(initial=0.0))))
-    return vt[rank:].T
-
-
-def _orthonormal(columns: Floats) -> Floats:
-    """Orthonormal basis of independent columns of any lengths."""
-    return np.linalg.qr(unit(columns.T).T)[0] if columns.shape[1] else columns
+    return _one_vector(norm, h, parameters, eps).null_directions()
 
 
 # --- placements -----------------------------------------------------------------------------------

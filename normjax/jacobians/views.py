@@ -1,13 +1,14 @@
 """Jacobians of any function at a hidden state by autodiff: per token, per pair, whole sequence.
 
 A function here maps (T, d) to (T, d') in JAX: a plain function, a :class:`normjax.blocks.Part`, or
-any Flax module through :func:`as_function`. Everything runs in float64 under a local 64-bit mode; a
-function that falls back to a narrower dtype inside is refused, since its derivatives would not be
-right to more than that dtype's digits.
+any Flax module through :func:`as_function`. Everything runs in float64 under a local 64-bit mode,
+and goes through :mod:`normjax.traced`: a function that computes in a narrower dtype inside is
+refused, since its derivatives would not be right to more than that dtype's digits.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from normjax.errors import UserError
+from normjax.errors import UserError, whole_number
 from normjax.jacobians.blocks import check_dense, check_finite, to_float64
-from normjax.jacobians.closed_forms import as_float64
 from normjax.norm_derivatives import Floats
-from normjax.spectra.dense import dense_jacobian
+from normjax.spectra.dense import matrix
+from normjax.spectra.linearized import Linearized
+from normjax.traced import LinearMaps, real_point, trace
 
 Function = Callable[[Any], Any]
 
@@ -29,13 +31,15 @@ def as_function(module: Any, variables: Any, **arguments: Any) -> Function:
     """Return a Flax module with its variables as a function x -> y in float64.
 
     Args:
-      module: anything with ``apply(variables, x, **arguments)``, such as a Flax Linen module.
+      module: anything with ``apply(variables, x, **arguments)``, such as a Flax Linen module; or
+        with ``apply(params, rng, x)``, such as a Haiku transform, whose rng is then an argument.
       variables: {"params": ...}; floating arrays are cast to float64.
       **arguments: passed on to ``apply`` (``method=...``, ``deterministic=True``).
 
     Returns:
-      A function of one array. It raises :class:`UserError` for a module that computes in another
-      dtype (Flax layers with ``dtype=None`` follow their input) or returns more than one array.
+      A function of one array. It raises :class:`UserError` for a module that returns another dtype
+      (Flax layers with ``dtype=None`` follow their input) or more than one array. Whatever takes
+      its derivative refuses one that computes in a narrower dtype inside.
 
     >>> import flax.linen as nn
     >>> layer = nn.Dense(3, use_bias=False)
@@ -48,50 +52,65 @@ def as_function(module: Any, variables: Any, **arguments: Any) -> Function:
             f"module of type {type(module).__name__}: must have apply(variables, x); a plain"
             " function needs no as_function"
         )
-    wide = to_float64(variables)
+    wide, first = to_float64(variables), []
+    if _takes_generator(module.apply):
+        first = [arguments.pop("rng", None)]
+    name = type(module).__name__
 
     def function(x: Any) -> Array:
         with jax.enable_x64(True):
-            y = module.apply(wide, jnp.asarray(x, jnp.float64), **arguments)
-            _check_output(y, type(module).__name__)
+            y = module.apply(wide, *first, jnp.asarray(x, jnp.float64), **arguments)
+            if getattr(y, "dtype", None) != jnp.float64:
+                kind = getattr(y, "dtype", type(y).__name__)
+                raise UserError(
+                    f"{name}: returns {kind} for a float64 input; must return one float64 array:"
+                    " take out fixed dtypes (dtype=None in Flax layers) and further outputs"
+                )
             return y
 
+    function.__name__ = name
     return function
 
 
-def _check_output(y: Any, name: str) -> None:
-    if getattr(y, "dtype", None) != jnp.float64:
-        kind = getattr(y, "dtype", type(y).__name__)
-        raise UserError(
-            f"{name}: returns {kind} for a float64 input; must return one float64 array:"
-            " take out fixed dtypes (dtype=None in Flax layers) and further outputs"
-        )
+def _takes_generator(apply: Any) -> bool:
+    """Whether apply is (params, rng, x), as a Haiku transform's is."""
+    try:
+        names = list(inspect.signature(apply).parameters)
+    except (TypeError, ValueError):
+        return False
+    return len(names) > 2 and names[1] == "rng"
 
 
-def prepared(fn: Function, h: Any, least_axes: int) -> tuple[Function, Array]:
-    """Return fn with its output checked, and h in float64; call under 64-bit mode."""
-    x = jnp.asarray(as_float64("h", h))
-    if x.ndim < least_axes or x.size == 0:
+def prepared(fn: Any, h: Any, least_axes: int) -> LinearMaps:
+    """Return the derivative of fn at h in float64; call under 64-bit mode."""
+    x = real_point("h", h, np.float64)
+    if x.ndim < least_axes:
         raise UserError(f"h of shape {x.shape}: must be a sequence (T, d)")
-    name = getattr(fn, "__name__", None) or str(fn)
-
-    def checked(y: Any) -> Array:
-        out = fn(y)
-        _check_output(out, name)
-        return out
-
-    return checked, x
+    return trace(fn, x).linearized()
 
 
-def _pushed(fn: Function, linear: Function, tangents: Array, m: Any) -> Array:
-    """Return the derivatives of fn along unit steps of position m: (d, T, d')."""
-    images = jax.vmap(linear)(tangents.at[:, m].set(jnp.eye(tangents.shape[-1])))
-    check_finite("h", images, f"the Jacobian of {getattr(fn, '__name__', fn)}")
+def _pushed(found: LinearMaps, m: Any) -> Array:
+    """Return the derivatives along unit steps of position m: (d, T, d')."""
+    shape = found.of.point.shape
+    d = shape[-1]
+    steps = jnp.zeros((d, *shape)).at[:, m].set(jnp.eye(d))
+    # A function with a backward pass alone is pushed by the transpose of that.
+    images = jax.vmap(found.push)(steps)
+    check_finite("h", images, f"the Jacobian of {found.of.name}")
     return images
 
 
+def _per_token(found: LinearMaps) -> None:
+    own, shape = found.of, found.of.point.shape
+    if len(own.shape) != 2 or own.shape[0] != shape[0]:
+        raise UserError(
+            f"{own.name}: returns shape {own.shape} for {shape}; must be one row per token;"
+            " sequence_jacobian takes any shape"
+        )
+
+
 def _position(name: str, value: int, length: int) -> int:
-    if not -length <= value < length:
+    if not -length <= whole_number(name, value) < length:
         raise UserError(f"{name}={value}: must be a position from 0 to {length - 1}")
     return value % length
 
@@ -116,12 +135,12 @@ def token_jacobians(fn: Function, h: Any) -> Floats:
     array([2., 4.])
     """
     with jax.enable_x64(True):
-        fn_, x = prepared(fn, h, 2)
-        y, linear = jax.linearize(fn_, x)
-        zeros = jnp.zeros((x.shape[-1], *x.shape))
-        jacobians = np.empty((len(x), y.shape[-1], x.shape[-1]))
+        found = prepared(fn, h, 2)
+        _per_token(found)
+        x = found.of.point
+        jacobians = np.empty((len(x), found.value.shape[-1], x.shape[-1]))
         for i in range(len(x)):
-            jacobians[i] = np.asarray(_pushed(fn, linear, zeros, i)[:, i]).T
+            jacobians[i] = np.asarray(_pushed(found, i)[:, i]).T
         return jacobians
 
 
@@ -140,10 +159,11 @@ def pair_jacobian(fn: Function, h: Any, i: int, m: int) -> Floats:
     array([[1.]])
     """
     with jax.enable_x64(True):
-        fn_, x = prepared(fn, h, 2)
-        i, m = _position("i", i, len(x)), _position("m", m, len(x))
-        linear = jax.linearize(fn_, x)[1]
-        return np.asarray(_pushed(fn, linear, jnp.zeros((x.shape[-1], *x.shape)), m)[:, i]).T
+        found = prepared(fn, h, 2)
+        _per_token(found)
+        length = len(found.of.point)
+        i, m = _position("i", i, length), _position("m", m, length)
+        return np.asarray(_pushed(found, m)[:, i]).T
 
 
 def sequence_jacobian(fn: Function, h: Any, chunk: int = 128) -> Floats:
@@ -163,8 +183,7 @@ def sequence_jacobian(fn: Function, h: Any, chunk: int = 128) -> Floats:
     array([[0., 3.],
            [3., 0.]])
     """
-    with jax.enable_x64(True):
-        fn, x = prepared(fn, h, 1)
-        check_dense(x.size)
-        shape = jax.eval_shape(fn, x).shape
-    return dense_jacobian(fn, np.asarray(x), batch=chunk).reshape(*shape, *x.shape)
+    x = real_point("h", h, np.float64)
+    check_dense(x.size)
+    linear = Linearized(fn, x)
+    return matrix(linear, batch=whole_number("chunk", chunk)).reshape(linear.full_shape)

@@ -14,6 +14,7 @@ quadratic residual bound, |error| <= |residual|^2 / gap.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normjax.errors import UserError
+from normjax.spectra.dense import svd
 from normjax.spectra.linearized import Linearized
 
 Vector = NDArray[np.floating]
@@ -32,11 +34,22 @@ _ROUNDING = 16.0  # error of a product in units of roundoff, relative to the lar
 
 
 class Operator:
-    """Products with J or J^T, whichever has the smaller domain, counted and checked."""
+    """Products with 2^-exponent J or its transpose, whichever has the smaller domain.
 
-    def __init__(self, function: Any, x: Any):
+    They are counted and checked. The exponent takes what is found of J to about one, so that no
+    square of a length leaves the range of float64.
+
+    Attributes:
+      domain, image: sides of the matrix.
+      turned: whether it is J^T.
+      exponent: of two.
+      roundoff: of a product, relative to the largest singular value.
+      products: how many were computed.
+    """
+
+    def __init__(self, function: Any, x: Any, *, widest: bool = True):
         if x is not None:
-            self._inner = Linearized(function, x)
+            self._inner = Linearized(function, x, widest=widest)
         elif hasattr(function, "matvec") and hasattr(function, "rmatvec"):
             self._inner = function
         else:
@@ -50,20 +63,38 @@ class Operator:
         dtype = np.dtype(self._inner.dtype if self._inner.dtype is not None else np.float64)
         if dtype.kind == "c":
             raise UserError(f"operator of dtype {dtype}: must be real")
-        self.roundoff = _ROUNDING * _machine_epsilon(dtype)
+        epsilon = getattr(self._inner, "epsilon", None) or _machine_epsilon(dtype)
+        self.roundoff = _ROUNDING * epsilon
+        self.exponent = self._size(dtype)
         self.products = 0
 
+    def _size(self, dtype: np.dtype) -> int:
+        """Return the power of two that J is about as large as; 0 where it is zero."""
+        z = np.random.default_rng(0).choice([-1.0, 1.0], size=self.domain)
+        product = self._inner.rmatvec if self.turned else self._inner.matvec
+        scales = isinstance(self._inner, Linearized)
+        room = int(0.6 * jnp.finfo(dtype).maxexp) if scales else 0
+        for exponent in (0, room, -room):
+            image = np.asarray(product(z, exponent) if scales else product(z), np.float64)
+            largest = float(np.abs(image).max(initial=0.0))
+            if math.isfinite(largest) and largest > 0:
+                return exponent + int(np.frexp(largest)[1])
+        return 0
+
     def forward(self, v: Vector) -> Vector:
-        """Return J v (or J^T v where turned)."""
+        """Return 2^-exponent J v (or of J^T where turned)."""
         return self._checked(self._inner.rmatvec if self.turned else self._inner.matvec, v)
 
     def backward(self, u: Vector) -> Vector:
-        """Return J^T u (or J u where turned)."""
+        """Return 2^-exponent J^T u (or of J where turned)."""
         return self._checked(self._inner.matvec if self.turned else self._inner.rmatvec, u)
 
     def _checked(self, product, vector: Vector) -> Vector:
         self.products += 1
-        result = np.asarray(product(vector), np.float64).ravel()
+        if isinstance(self._inner, Linearized):
+            result = product(vector, self.exponent)
+        else:
+            result = np.ldexp(np.asarray(product(vector), np.float64).ravel(), -self.exponent)
         if not np.isfinite(result).all():
             raise UserError(
                 "operator: a product with the Jacobian is NaN or infinite; check the function and"
@@ -149,7 +180,7 @@ class Chain:
     def small(self) -> tuple[Vector, Vector, Vector, Vector, Vector]:
         """Return left vectors, values, right vectors (rows), residuals, and bounds on errors."""
         matrix = np.diag(self._alpha) + np.diag(self._beta[:-1], 1)
-        left, values, right = np.linalg.svd(matrix)
+        left, values, right = svd(matrix, "the bidiagonal matrix of operator")
         residuals = self._beta[-1] * np.abs(left[-1])
         bounds = residuals
         for _ in range(2):  # once more, with what the first pass says about the values below

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from normjax.errors import UserError
-from normjax.spectra.linearized import Function, Linearized, precision
-
-LIMIT = 4096
+from normjax.errors import UserError, whole_number
+from normjax.spectra.linearized import Linearized
+from normjax.traced import LIMIT, precision
 
 
 def dense_jacobian(
-    function: Function, x: Any, *, batch: int = 128, dtype: Any = np.float64, limit: int = LIMIT
+    function: Any, x: Any, *, batch: int = 128, dtype: Any = np.float64, limit: int = LIMIT
 ) -> NDArray:
     """Return the Jacobian of ``function`` at ``x`` as an (outputs, inputs) matrix.
 
@@ -44,9 +43,14 @@ def dense_jacobian(
     array([[3., 2.],
            [0., 1.]])
     """
+    batch = whole_number("batch", batch)
     if batch < 1:
         raise UserError(f"batch={batch}: must be at least 1; the default is 128")
-    linear = Linearized(function, x, dtype)
+    return matrix(Linearized(function, x, dtype), batch=batch, limit=limit)
+
+
+def matrix(linear: Linearized, *, batch: int = 128, limit: int = LIMIT) -> NDArray:
+    """Return the matrix of a linearized function; see :func:`dense_jacobian`."""
     rows, columns = linear.shape
     if max(rows, columns) > limit:
         raise UserError(
@@ -54,7 +58,7 @@ def dense_jacobian(
             " use top_singular_values, spectral_density or frobenius_norm, which need no matrix,"
             " or pass limit="
         )
-    by_column = columns <= rows
+    by_column = columns <= rows or bool(linear.one_way)
     count = columns if by_column else rows
     batch = min(batch, count)
     product = linear.push if by_column else linear.pull
@@ -99,6 +103,20 @@ def singular_values(matrix: ArrayLike) -> NDArray[np.floating]:
     values = np.linalg.svd(array, compute_uv=False)
     _check_finite("the singular values of matrix", values)  # LAPACK may fail without saying so
     return values
+
+
+def svd(matrix: NDArray, what: str) -> tuple[NDArray, NDArray, NDArray]:
+    """Return the singular value decomposition (u, s, v^T) of a matrix that must be finite.
+
+    LAPACK hangs, or returns numbers, for one that is not.
+
+    Raises:
+      UserError: an entry that is NaN or infinite, before or after; ``what`` names the matrix.
+    """
+    _check_finite(what, matrix)
+    u, values, vt = np.linalg.svd(matrix)
+    _check_finite(f"the singular values of {what}", values)
+    return u, values, vt
 
 
 def _check_finite(what: str, array: NDArray) -> None:

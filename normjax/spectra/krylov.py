@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from normjax.errors import UserError
+from normjax.errors import UserError, whole_number
 from normjax.spectra.bidiagonal import Chain, Operator, Vector, residual_bounds
+from normjax.spectra.dense import svd
 
 _MEMORY = 4 << 30  # bytes for the basis vectors
 _ROUNDS = 20
@@ -80,7 +81,8 @@ def top_singular_values(
     >>> top.values.round(6), top.resolved
     (array([5., 4.]), True)
     """
-    operator = Operator(function, x)
+    operator = Operator(function, x, widest=False)
+    k = whole_number("k", k)
     if not 1 <= k <= operator.domain:
         raise UserError(
             f"k={k}: must be from 1 to {operator.domain}, the smaller side of the Jacobian"
@@ -232,6 +234,7 @@ class _Found:
         left, right = left[: self._k].T, right[: self._k].T
         if self._operator.turned:
             left, right = right, left
+        values, bounds = (np.ldexp(a, self._operator.exponent) for a in (values, bounds))
         converged = bool(bounds.max() <= (self._tol + 2 * self._operator.roundoff) * values[0])
         resolved = verify and self._shown
         products = self._operator.products
@@ -241,7 +244,8 @@ class _Found:
         """Return values and vectors of J between the found spaces, with bounds from residuals."""
         images = np.stack([self._operator.forward(v) for v in self._right])
         backs = np.stack([self._operator.backward(u) for u in self._left])
-        rotation_left, values, rotation_right = np.linalg.svd(self._left @ images.T)
+        inner = self._left @ images.T
+        rotation_left, values, rotation_right = svd(inner, "operator between the found vectors")
         left, right = rotation_left.T @ self._left, rotation_right @ self._right
         one = rotation_right @ images - values[:, None] * left
         other = rotation_left.T @ backs - values[:, None] * right

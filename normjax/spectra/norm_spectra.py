@@ -36,9 +36,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normjax.errors import UserError
+from normjax.norm_derivatives import NormDerivative
 from normjax.spectra.secular import Poles, Vector, secular_roots
 
-_SMALLEST_GAIN = 1e-140  # relative to the largest; squares of smaller ones leave the range
+_SMALLEST_GAIN = {False: 1e-140, True: 1e-50}
+"""Nonzero gains over the largest, by whether the mean is removed: squares of smaller ones leave the
+range, and of LayerNorm's weights w_k fourth powers do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +84,16 @@ def rms_norm_singular_values(
       smallest too; exactly zero where the Jacobian is singular.
 
     Raises:
-      UserError: h, gain or eps not finite, of a wrong shape, or eps negative.
+      UserError: h, gain or eps not finite, of a wrong shape, or eps negative; nonzero gains that
+        differ by more than 1e140.
 
     >>> rms_norm_singular_values([1.0, 1.0], [2.0, 0.5], eps=0.0).round(8)
     array([1.45773797, 0.        ])
     """
-    point = _point(h, gain, eps, centered=False)
+    return _rms_values(_point(h, gain, eps, centered=False))
+
+
+def _rms_values(point: _Point) -> Vector:
     if _is_uniform(point.gain):
         return _uniform(point, zeros=0)
     groups = _groups(point)
@@ -117,12 +124,16 @@ def layer_norm_singular_values(
       below 1 at a gain far below the others (its relative error is roundoff over its square root).
 
     Raises:
-      UserError: h, gain or eps not finite, of a wrong shape, or eps negative.
+      UserError: h, gain or eps not finite, of a wrong shape, or eps negative; nonzero gains that
+        differ by more than 1e50.
 
     >>> layer_norm_singular_values([1.0, 2.0, 3.0], 2.0, eps=0.0).round(8)
     array([2.44948974, 0.        , 0.        ])
     """
-    point = _point(h, gain, eps, centered=True)
+    return _layer_values(_point(h, gain, eps, centered=True))
+
+
+def _layer_values(point: _Point) -> Vector:
     if _is_uniform(point.gain):
         return _uniform(point, zeros=1)
     groups = _groups(point)
@@ -143,6 +154,34 @@ def layer_norm_singular_values(
     weights = np.concatenate([inner[repeated], outer])[order]
     copies = np.repeat(groups.gain, np.maximum(groups.count - 2, 0))
     return _assembled(point, _with_zero_pole(poles, weights, root_weight), copies)
+
+
+def derivative_singular_values(derivative: NormDerivative) -> Vector:
+    """Return all singular values of J = diag(w) (P - (1 - k) u u^T) at one point, of any norm.
+
+    Args:
+      derivative: with a weight (d,) of any signs; see :mod:`normjax.norm_derivatives`.
+
+    Returns:
+      (d,) float64, descending: the |w_i| themselves without a direction, |w| and |w| k where all
+      |w_i| are equal, else the roots of a secular equation, as above with k for q.
+
+    Raises:
+      UserError: a weight that is not finite; nonzero weights too far apart, as above.
+
+    >>> from normjax.norm_derivatives import diagonal
+    >>> derivative_singular_values(diagonal(np.array([-1.0, 3.0])))
+    array([3., 1.])
+    """
+    weight = np.abs(_finite("weight", derivative.weight))
+    u, k = derivative.direction, float(derivative.radial)
+    if not derivative.centered and not np.any(u != 0):
+        return np.sort(weight)[::-1]
+    largest = float(weight.max())
+    relative = _relative_gains(weight, largest, derivative.centered)
+    length = float(np.any(u != 0))
+    point = _Point(u, length, u, relative, largest, k, (1 - k) * (1 + k))
+    return _layer_values(point) if derivative.centered else _rms_values(point)
 
 
 # --- the secular equations ----------------------------------------------------------------------
@@ -246,100 +285,6 @@ def _is_uniform(gain: Vector) -> bool:
     return bool((gain == gain[0]).all())
 
 
-# --- null directions ----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class NullDirections:
-    """Orthonormal bases of what a Jacobian J does not see and does not reach.
-
-    Attributes:
-      right: (d, k) with J right = 0.
-      left: (d, k) with left^T J = 0.
-    """
-
-    right: Vector
-    left: Vector
-
-
-def norm_null_directions(
-    h: ArrayLike, gain: ArrayLike | None = None, eps: float = 1e-6, *, centered: bool = False
-) -> NullDirections:
-    """Return the exact null directions of the Jacobian of RMSNorm (or LayerNorm) at ``h``.
-
-    With eps = 0 the norm is blind to u, and G^-1 u is never reached; LayerNorm (``centered``) is
-    blind to the constant vector and never reaches G^-1 1; a zero in the gain leaves its coordinate
-    unreached and adds a direction that only that coordinate would have shown.
-
-    Args:
-      h: (d,) finite real vector.
-      gain: (d,), a scalar, or None for 1.
-      eps: added to the mean square; with eps > 0 the radial direction is small, not null.
-      centered: False for RMSNorm, True for LayerNorm.
-
-    Returns:
-      Bases with k columns, k the number of singular values that are exactly zero.
-
-    Raises:
-      UserError: as :func:`rms_norm_singular_values`.
-
-    >>> norm_null_directions([3.0, 4.0], [2.0, 1.0], eps=0.0).right.ravel().round(12)
-    array([0.6, 0.8])
-    """
-    point = _point(h, gain, eps, centered)
-    d = len(point.gain)
-    if point.unit == 0:
-        return NullDirections(np.eye(d), np.eye(d))
-    columns = [np.full(d, d**-0.5)] if centered else []
-    radial_is_null = point.radial == 0
-    if radial_is_null:
-        columns.append(point.direction)
-    blind = np.stack(columns, axis=1) if columns else np.zeros((d, 0))
-    zero = point.gain == 0
-    unit = np.eye(d)[:, zero]
-    # Left: w with G w in the span of what the projection removes.
-    inside = blind @ _kernel(blind[zero])
-    signed = np.broadcast_to(np.sign(np.asarray(1.0 if gain is None else gain)), (d,)) * point.gain
-    reached = inside[~zero] / signed[~zero, None]
-    other = np.zeros((d, inside.shape[1]))
-    other[~zero] = np.linalg.qr(reached)[0]
-    left = np.concatenate([unit, other], axis=1)
-    # Right: that span, and what the projection maps onto coordinates of zero gain.
-    if radial_is_null:
-        return NullDirections(np.concatenate([blind, unit @ _complement(blind[zero])], 1), left)
-    plain = unit @ _complement(np.concatenate([blind, point.direction[:, None]], 1)[zero])
-    parts = [blind, plain]
-    if blind.shape[1] + plain.shape[1] < left.shape[1]:
-        z = unit @ _complement(blind[zero])
-        z = z @ (z.T @ point.direction)
-        z /= np.linalg.norm(z)
-        tilted = point.radial * z + (1 - point.radial) * (point.direction @ z) * point.direction
-        parts.append((tilted / np.linalg.norm(tilted))[:, None])
-    return NullDirections(np.concatenate(parts, axis=1), left)
-
-
-def _split(matrix: Vector) -> tuple[Vector, Vector, int]:
-    """Return the singular vectors of a matrix of few columns, and its rank."""
-    u, values, vt = np.linalg.svd(matrix, full_matrices=True)
-    return u, vt, int(np.sum(values > 1e-13))
-
-
-def _kernel(matrix: Vector) -> Vector:
-    """Return a basis of the vectors that a matrix of at most two columns maps to zero."""
-    if 0 in matrix.shape:
-        return np.eye(matrix.shape[1])
-    _, vt, rank = _split(matrix)
-    return vt[rank:].T
-
-
-def _complement(matrix: Vector) -> Vector:
-    """Return a basis of the vectors orthogonal to the columns."""
-    if 0 in matrix.shape:
-        return np.eye(matrix.shape[0])
-    u, _, rank = _split(matrix)
-    return u[:, rank:]
-
-
 # --- arguments ----------------------------------------------------------------------------------
 
 
@@ -356,12 +301,7 @@ def _point(h: ArrayLike, gain: ArrayLike | None, eps: float, centered: bool) -> 
     if not (math.isfinite(eps) and eps >= 0):
         raise UserError(f"eps={eps}: must be finite and at least 0; the usual value is 1e-6")
     largest = float(gains.max())
-    relative = np.broadcast_to(gains / (largest or 1.0), (d,))
-    if ((relative < _SMALLEST_GAIN) & (relative > 0)).any():
-        raise UserError(
-            f"gain: nonzero entries below {_SMALLEST_GAIN} of the largest leave the range of"
-            " float64 when squared; set them to 0"
-        )
+    relative = np.broadcast_to(_relative_gains(gains, largest, centered), (d,))
     exponent = int(np.frexp(np.abs(vector).max())[1])
     scaled = np.ldexp(vector, -exponent)
     radial = _centered(scaled) if centered else scaled
@@ -375,6 +315,18 @@ def _point(h: ArrayLike, gain: ArrayLike | None, eps: float, centered: bool) -> 
     q, p = ((root_eps / s) ** 2, (rms / s) ** 2) if s else (1.0, 0.0)
     direction = radial / (length or 1.0)
     return _Point(scaled, length, direction, relative, largest / s if s else 0.0, q, p * (1 + q))
+
+
+def _relative_gains(gains: Vector, largest: float, centered: bool) -> Vector:
+    """Return gains over the largest one, checked for their range."""
+    relative = gains / (largest or 1.0)
+    least = _SMALLEST_GAIN[centered]
+    if ((relative < least) & (relative > 0)).any():
+        raise UserError(
+            f"gain: nonzero entries below {least:g} of the largest: their powers leave the range of"
+            " float64; set them to 0"
+        )
+    return relative
 
 
 def _centered(vector: Vector) -> Vector:

@@ -12,12 +12,13 @@ Sources: Hutchinson 1990; Ubaru, Chen and Saad 2017.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from normjax.errors import UserError
+from normjax.errors import UserError, whole_number
 from normjax.spectra.bidiagonal import Chain, Operator, Vector
 
 
@@ -101,7 +102,7 @@ def spectral_density(
       UserError: steps below 1 or probes below 2; x or a product not finite.
     """
     operator, rng = Operator(function, x), _probes(probes, seed)
-    if steps < 1:
+    if whole_number("steps", steps) < 1:
         raise UserError(f"steps={steps}: must be at least 1; the default is 40")
     steps = min(steps, operator.domain)
     nodes, weights = np.zeros((probes, steps)), np.zeros((probes, steps))
@@ -114,7 +115,8 @@ def spectral_density(
             if chain.ended:  # the quadrature of this start is exact; what follows is another's
                 break
         _, values, right, *_ = chain.small()
-        nodes[i, : len(values)], weights[i, : len(values)] = values, right[:, 0] ** 2
+        nodes[i, : len(values)] = np.ldexp(values, operator.exponent)
+        weights[i, : len(values)] = right[:, 0] ** 2
     return SpectralDensity(nodes, weights, operator.domain)
 
 
@@ -145,7 +147,8 @@ def frobenius_norm(
         each[i] = image @ image
     square = _estimate(each)
     value = float(np.sqrt(square.value))
-    return TraceEstimate(value, square.standard_error / (2 * value) if value else 0.0, probes)
+    error = square.standard_error / (2 * value) if value else 0.0
+    return _scaled(TraceEstimate(value, error, probes), operator)
 
 
 def trace(function: Any, x: Any = None, *, probes: int = 16, seed: int = 0) -> TraceEstimate:
@@ -167,11 +170,20 @@ def trace(function: Any, x: Any = None, *, probes: int = 16, seed: int = 0) -> T
     for i in range(probes):
         z = rng.choice([-1.0, 1.0], size=operator.domain)
         each[i] = z @ operator.forward(z)
-    return _estimate(each)
+    return _scaled(_estimate(each), operator)
+
+
+def _scaled(found: TraceEstimate, operator: Operator) -> TraceEstimate:
+    """Return what was found of 2^-exponent J for J."""
+    size = operator.exponent
+    return dataclasses.replace(
+        found, value=math.ldexp(found.value, size),
+        standard_error=math.ldexp(found.standard_error, size),
+    )  # fmt: skip
 
 
 def _probes(probes: int, seed: int) -> np.random.Generator:
-    if probes < 2:
+    if whole_number("probes", probes) < 2:
         raise UserError(f"probes={probes}: must be at least 2, for a standard error")
     return np.random.default_rng(seed)
 

@@ -8,6 +8,10 @@ initialization, independent and without preferred direction, only their strength
     attention  |W_o[f]|^2 |G W_v[:, f]|^2 (1 + t r^2) / (t + 1)^2 at position t, r^2 the variance of
                the logits: each of t + 1 positions has the weight 1/(t + 1)
 
+Where tokens repeat, the t + 1 positions hold fewer distinct ones, with shares w of the positions:
+1/(t + 1) in the output's mean square is then sum w^2, and t/(t + 1)^2 the squared size of
+diag(w) - w w^T, sum w^2 - 2 sum w^3 + (sum w^2)^2;
+
 so that sigma^2 = (1/d) sum_f E|p_f|^2 |q_f|^2, which for equal variances is the familiar
 s_1^2 s_2^2 E[phi'(s_1 z)^2] / mean(h^2). Expectations over z are Gauss-Hermite sums. What stands
 around the branch, norms and residual path, is in :mod:`normjax.theory.sublayer_theory`.
@@ -139,6 +143,7 @@ def attention_branch(
     head_width: int | None = None,
     position: int = 0,
     logit_variance: float = 0.0,
+    shares: ArrayLike | None = None,
     gain: ArrayLike = 1.0,
     input_mean_square: float = 1.0,
     slope: float = 1.0,
@@ -154,6 +159,7 @@ def attention_branch(
       head_width: C; needed where groups > 1.
       position: t, from 0.
       logit_variance: r^2.
+      shares: (n,) of the distinct tokens among the t + 1 positions, their sum 1; None: all differ.
       gain, input_mean_square, slope: as in :func:`mlp_branch`.
 
     Raises:
@@ -172,10 +178,19 @@ def attention_branch(
     variance = check_number("logit_variance", logit_variance, 0.0)
     summed = w_output.reshape(hidden // width, groups, width, d).sum(axis=1).reshape(hidden, d)
     strength = np.sum(summed**2, axis=1) * column_squares(w_value, gain)
-    own = (1 + position * variance) / (position + 1) ** 2
+    if shares is None:
+        own = (1 + position * variance) / (position + 1) ** 2
+    else:
+        w = check_values("shares", shares)
+        if w.ndim != 1 or not np.all(w > 0) or abs(float(w.sum()) - 1) > 1e-9:
+            raise UserError("shares: must be positive numbers (n,) whose sum is 1")
+        square = float(w @ w)
+        moved = max(square - 2 * float(w @ w**2) + square**2, 0.0)  # |diag(w) - w w^T|_F^2
+        own = 1 / (position + 1) ** 2 + variance * moved
     tau, mass = compress(slope**2 * own * strength, np.full(hidden, 1 / hidden))
     output = check_number("input_mean_square", input_mean_square, 0.0) * strength.sum() / d
-    return Branch(tau, mass, hidden, float(output) / (position + 1))
+    output = float(output) / (position + 1) if shares is None else float(output) * square
+    return Branch(tau, mass, hidden, output)
 
 
 def block_law(branch: Branch, width: int, a: float, factor: float = 1.0) -> TwoLayerBlock:

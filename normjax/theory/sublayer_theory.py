@@ -6,8 +6,10 @@ A sub-layer h' = P(a h + b Q(F(c N(h)))) has at one position the Jacobian
 
 up to the radial direction of each norm, one in d. The branch is that of
 :mod:`normjax.theory.layer_scale`; gains of Q and P count by their root mean square. The mean
-square of the stream is carried along, so that the product over all blocks follows from the
-embedding's alone. Every result carries its assumption as text, or the reason why there is no law.
+square of the stream, and its mean over the features, are carried along, so that the product over
+all blocks follows from the embedding's alone; a norm that removes the mean divides by the root of
+the variance, mean square less squared mean. Every result carries its assumption as text, or the
+reason why there is no law; :func:`dependent_weights` asks whether the weights are as assumed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from normjax.decoder import slot_norms
 from normjax.decoder_config import DecoderConfig
@@ -47,11 +50,13 @@ class PredictedLaw:
         factor of :class:`ProductLaw`. None where the theory does not apply.
       assumption: one line for a plot: what is assumed or, where ``law`` is None, why there is none.
       mean_square: predicted mean square of the stream after the sub-layer (nan without a law).
+      mean: predicted mean of that stream over its features.
     """
 
     law: TwoLayerBlock | None
     assumption: str
     mean_square: float = math.nan
+    mean: float = 0.0
 
     @property
     def sigma(self) -> float | None:
@@ -73,6 +78,8 @@ def predict(
     *,
     position: int = 0,
     branch_mean_square: float | None = None,
+    mean: float = 0.0,
+    shares: ArrayLike | None = None,
 ) -> PredictedLaw:
     """Return the law of the Jacobian of one sub-layer of the decoder at one position.
 
@@ -81,18 +88,21 @@ def predict(
       params: the decoder's parameters.
       block: l, from 0.
       name: "attention" or "mlp".
-      mean_square: of the stream that enters the sub-layer, at this position (its variance over the
-        features for LayerNorm).
+      mean_square: of the stream that enters the sub-layer, at this position.
       position: t, from 0; attention depends on it.
       branch_mean_square: of the branch's output, if measured; else predicted. It counts where a
         norm follows the branch.
+      mean: of the stream over its features; its square is taken from the mean square where a norm
+        removes it.
+      shares: (n,) of the distinct tokens among the positions up to this one, as for
+        :func:`normjax.theory.layer_scale.attention_branch`; None: all of them differ.
 
     Returns:
       The prediction; without a law, and with a reason, where attention is not near uniform.
 
     Raises:
-      UserError: a sub-layer or block that does not exist, a negative mean square, non-finite
-        weights.
+      UserError: a sub-layer or block that does not exist, a negative mean square, one below the
+        squared mean, non-finite weights.
 
     >>> import jax
     >>> from normjax.decoder import Decoder
@@ -106,14 +116,17 @@ def predict(
     if not 0 <= block < config.depth:
         raise UserError(f"block={block}: must be between 0 and {config.depth - 1}")
     ms = check_number("mean_square", mean_square, 0.0)
+    if not float(mean) ** 2 <= ms * (1 + 1e-12):
+        raise UserError(f"mean={mean}: its square must be at most mean_square={ms}")
     row = config.placement_row.of(name).at(block + 1, config.depth)
-    algebra = _Sizes(config, params, block, name, position, branch_mean_square)
+    algebra = _Sizes(config, params, block, name, position, branch_mean_square, shares)
     try:
-        found = fold(row, _Size(ms, kept=1.0), algebra)
+        found = fold(row, _Size(ms, float(mean), kept=1.0), algebra)
     except _NoLawError as reason:
         return PredictedLaw(None, f"no law: {reason}")
     law = block_law(algebra.own, config.width, found.kept, found.written)
-    return PredictedLaw(law, _assumption(name, position), found.mean_square)
+    text = _assumption(name, position, shares, branch_mean_square is not None)
+    return PredictedLaw(law, text, found.mean_square, found.mean)
 
 
 class _NoLawError(Exception):
@@ -126,6 +139,7 @@ class _Size:
 
     Attributes:
       mean_square: of the signal.
+      mean: of the signal over its features.
       kept: the multiple of the identity in its derivative.
       written: the multiple of the branch's derivative.
       unit: the factor on the stream before gain, in what a branch reads.
@@ -133,6 +147,7 @@ class _Size:
     """
 
     mean_square: float
+    mean: float = 0.0
     kept: float = 0.0
     written: float = 0.0
     unit: float = 1.0
@@ -143,7 +158,8 @@ class _Size:
 class _Sizes:
     """The algebra of mean-field theory for ``equation.fold``."""
 
-    def __init__(self, config, params, block, name, position, branch_mean_square):
+    def __init__(self, config, params, block, name, position, branch_mean_square, shares):
+        self.shares = shares
         self.config, self.name, self.position = config, name, position
         self.shared = _reader(params["blocks"], block)
         self.leaf = _reader(params["blocks"][name], block)
@@ -156,18 +172,21 @@ class _Sizes:
         row, holder = self.norms[slot]
         if row.law is None:
             raise _NoLawError(f"{row.title} states none")
-        if x.mean_square + self.config.norm_eps <= 0 and row.forgets != "nothing":
+        seen = max(x.mean_square - x.mean**2, 0.0) if row.removes_mean else x.mean_square
+        if seen + self.config.norm_eps <= 0 and row.forgets != "nothing":
             raise UserError(
                 "mean_square=0: a norm with eps = 0 has no derivative there; pass a positive one"
             )
-        unit = float(row.law.slope(x.mean_square, self.config.norm_eps))
+        unit = float(row.law.slope(seen, self.config.norm_eps))
         gain, bias = (self._parameter(row, holder, name) for name in ("gain", "bias"))
         gain, bias = 1.0 if gain is None else gain, 0.0 if bias is None else bias
         slope = _rms(gain) * unit
-        square = _rms(gain) ** 2 * x.mean_square * unit**2 + float(np.mean(np.square(bias)))
+        square = _rms(gain) ** 2 * seen * unit**2 + float(np.mean(np.square(bias)))
+        mean = 0.0 if row.removes_mean else float(np.mean(gain)) * unit * x.mean
+        mean += float(np.mean(bias))
         if slot == "pre_norm":  # the branch counts the gain of every feature
-            return dataclasses.replace(x, unit=unit, gain=gain, bias=bias)
-        return _Size(square, slope * x.kept, slope * x.written)
+            return dataclasses.replace(x, mean_square=seen, unit=unit, gain=gain, bias=bias)
+        return _Size(square, mean, slope * x.kept, slope * x.written)
 
     def _parameter(self, row: Norm, holder: str, name: str) -> Any:
         known = {p.name for p in row.parameters}
@@ -184,7 +203,7 @@ class _Sizes:
         if name == "scale":
             bias = None if x.bias is None else w * x.bias
             return dataclasses.replace(x, unit=w * x.unit, bias=bias)
-        return _Size(w * w * x.mean_square, w * x.kept, w * x.written)
+        return _Size(w * w * x.mean_square, w * x.mean, w * x.kept, w * x.written)
 
     def mix(self, name: str, weights: Any, state: _Size, x: _Size) -> _Size:
         if name == "read":
@@ -194,7 +213,7 @@ class _Sizes:
         return self.times(name, weights, x)
 
     def branch(self, x: _Size) -> _Size:
-        self.own = _branch(self.config, self.leaf, self.name, x, self.position)
+        self.own = _branch(self.config, self.leaf, self.name, x, self.position, self.shares)
         if self.measured is not None:
             output = check_number("branch_mean_square", self.measured, 0.0)
             self.own = dataclasses.replace(self.own, mean_square=output)
@@ -202,20 +221,26 @@ class _Sizes:
 
     def plus(self, kept: _Size, written: _Size) -> _Size:
         square = kept.mean_square + written.mean_square
-        return _Size(square, kept.kept + written.kept, kept.written + written.written)
+        sums = (kept.kept + written.kept, kept.written + written.written)
+        return _Size(square, kept.mean + written.mean, *sums)
 
 
-def _assumption(name: str, position: int) -> str:
+def _assumption(name: str, position: int, shares: Any, measured: bool) -> str:
     text = (
         f"weights independent and without preferred direction (as at initialization), d large,"
         f" the radial direction of norms left out, J of the {name} in its two-layer form W_2 D W_1"
     )
     if name == "attention":
-        text += f"; attention uniform over {position + 1} distinct tokens, its own position only"
-    return text
+        tokens = f"{position + 1} distinct tokens"
+        if shares is not None and len(np.asarray(shares)) <= position:
+            tokens = f"{position + 1} tokens, {len(np.asarray(shares))} of them distinct"
+        text += f"; attention uniform over {tokens}, its own position only"
+    return text + "; the size of the branch measured" * measured
 
 
-def _branch(config: DecoderConfig, leaf: Any, name: str, x: _Size, position: int) -> Branch:
+def _branch(
+    config: DecoderConfig, leaf: Any, name: str, x: _Size, position: int, shares: Any
+) -> Branch:
     """Return the branch for what it reads."""
     gain = np.ones(config.width) if x.gain is None else x.gain * np.ones(config.width)
     shift = np.zeros(config.width) if x.bias is None else x.bias * np.ones(config.width)
@@ -242,8 +267,77 @@ def _branch(config: DecoderConfig, leaf: Any, name: str, x: _Size, position: int
     return attention_branch(
         leaf("branch", "value", "kernel"), leaf("branch", "output", "kernel"),
         groups=config.heads // config.kv_head_count, head_width=config.head_width,
-        position=position, logit_variance=variance, **common,
+        position=position, logit_variance=variance, shares=shares, **common,
     )  # fmt: skip
+
+
+CHANCE = 5.0
+"""Standard deviations from what independent weights have, from which they count as dependent."""
+
+
+def dependent_weights(config: DecoderConfig, params: Mapping[str, Any], block: int) -> list[str]:
+    """Return what of a block's weights is not as theory assumes, in words; [] where all is.
+
+    Two conditions, each with the exact mean and variance of its statistic where it holds:
+
+    - no preferred direction: the squared cosines of the F weight vectors of a matrix, in d
+      dimensions, have the mean 1/d and the variance 2 (d - 1) / (d^2 (d + 2)), pair by pair
+      independent;
+    - the two matrices of a branch independent: of sum_{f != f'} (p_f . p_f') (q_f . q_f'), the
+      part of |W_in W_out|_F^2 that is not sum |p_f|^2 |q_f|^2, random signs of the units make a
+      number of mean 0 and of variance 2 sum ((p_f . p_f') (q_f . q_f'))^2.
+
+    Args:
+      config, params: as for :func:`predict`.
+      block: l, from 0.
+
+    Raises:
+      UserError: weights that are not finite.
+    """
+    found = []
+    for name in config.sublayers:
+        leaf = _reader(params["blocks"][name], block)
+        for one, other, p, q in _pairs(config, leaf, name):
+            for which, vectors in ((one, p), (other, q)):
+                if len(vectors) > 1 and abs(_alignment(vectors)) > CHANCE:
+                    found.append(f"{name} {which}: has preferred directions")
+            if len(p) > 1 and abs(_agreement(p, q)) > CHANCE:
+                found.append(f"{name} {one} and {other}: are not independent")
+    return list(dict.fromkeys(found))
+
+
+def _pairs(config: DecoderConfig, leaf: Any, name: str) -> list[tuple[str, str, Floats, Floats]]:
+    """Return pairs of matrices whose rows belong to the same hidden units, (F, d) each."""
+    kernels = ("in", "gate", "out") if name == "mlp" else ("query", "key", "value", "output")
+    w = {k: leaf("branch", k, "kernel") for k in kernels}
+    if name == "mlp":
+        return [(k, "out", w[k].T, w["out"]) for k in ("in", "gate") if w[k] is not None]
+    K, C = config.kv_head_count, config.head_width
+    groups = config.heads // K
+    summed = w["output"].reshape(K, groups, C, -1).sum(axis=1).reshape(K * C, -1)
+    query = w["query"].T.reshape(K, groups, C, -1)[:, 0].reshape(K * C, -1)
+    # Heads are units of their own: within one, channels of query and key meet.
+    return [("value", "output", w["value"].T, summed), ("query", "key", query, w["key"].T)]
+
+
+def _alignment(vectors: Floats) -> float:
+    """Return by how many standard deviations (F, d) vectors have aligned directions."""
+    count, d = vectors.shape
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if d < 2 or not np.all(length > 0):
+        return 0.0
+    cosines = (vectors / length) @ (vectors / length).T
+    pairs = count * (count - 1) / 2
+    excess = (np.sum(cosines**2) - count) / 2 - pairs / d
+    return float(excess / np.sqrt(pairs * 2 * (d - 1) / (d * d * (d + 2))))
+
+
+def _agreement(p: Floats, q: Floats) -> float:
+    """Return by how many standard deviations the units' two sides (F, d) go together."""
+    products = (p @ p.T) * (q @ q.T)
+    np.fill_diagonal(products, 0.0)
+    spread = np.sqrt(2 * np.sum(products**2))
+    return float(np.sum(products) / spread) if spread > 0 else 0.0
 
 
 def _logit_variance(config: DecoderConfig, leaf: Any, gain: Any, ms: float) -> float:
