@@ -26,7 +26,7 @@ from experiments.claims import (
 )
 from experiments.claims.claim import EPS, Check, Claim, Tolerance, digits, exact, rounding
 from experiments.claims.setting import ClaimsConfig, Point
-from normjax import decoder, equation, norms, placements
+from normjax import decoder, equation, layers, norms, placements
 from normjax.errors import UserError
 
 SMALL = Point(seed=3, width=8, heads=2, tokens=3)
@@ -100,21 +100,34 @@ def test_the_probe_reads_the_softmax_that_numpy_computes(x64):
     """Logits and probabilities of the attention module by loops over positions and pairs."""
     probe = attention_claims.AttentionProbe(SMALL, qk_norm=False)
     x = setting.stream(SMALL)
-    q, k = (x @ np.asarray(probe.params[n]["kernel"]) for n in ("query", "key"))
-    half = SMALL.width // 2
-    for z in (q, k):
-        for t in range(SMALL.tokens):
-            for i in range(half):
-                a = t * 10000.0 ** (-i / half)
-                first, second = z[t, i], z[t, i + half]
-                z[t, i] = first * math.cos(a) - second * math.sin(a)
-                z[t, i + half] = second * math.cos(a) + first * math.sin(a)
-    rows = [[q[t] @ k[s] / SMALL.width**0.5 for s in range(t + 1)] for t in range(SMALL.tokens)]
-    np.testing.assert_allclose(probe.logits(x), np.concatenate(rows), rtol=0, atol=1e-12)
-    for t, row in enumerate(rows):
-        e = np.exp(row)
-        padded = np.pad(e / e.sum(), (0, SMALL.tokens - t - 1))
-        np.testing.assert_allclose(probe.probabilities(x)[t], padded, rtol=0, atol=1e-12)
+    heads, width = SMALL.heads, SMALL.width // SMALL.heads
+    assert heads > 1
+    for head in range(heads):
+        own = slice(head * width, (head + 1) * width)
+        q, k = (x @ np.asarray(probe.params[n]["kernel"])[:, own] for n in ("query", "key"))
+        half = width // 2
+        for z in (q, k):
+            for t in range(SMALL.tokens):
+                for i in range(half):
+                    a = t * 10000.0 ** (-i / half)
+                    first, second = z[t, i], z[t, i + half]
+                    z[t, i] = first * math.cos(a) - second * math.sin(a)
+                    z[t, i + half] = second * math.cos(a) + first * math.sin(a)
+        rows = [[q[t] @ k[s] / width**0.5 for s in range(t + 1)] for t in range(SMALL.tokens)]
+        close = {"rtol": 0, "atol": 1e-12}
+        np.testing.assert_allclose(probe.logits(x)[head], np.concatenate(rows), **close)
+        for t, row in enumerate(rows):
+            e = np.exp(row)
+            padded = np.pad(e / e.sum(), (0, SMALL.tokens - t - 1))
+            np.testing.assert_allclose(probe.probabilities(x)[head, t], padded, **close)
+
+
+def test_more_positions_than_features_of_a_head_are_read_in_turns(x64):
+    """Seven positions, heads of two features: every row of every head is a distribution."""
+    probe = attention_claims.AttentionProbe(Point(width=8, heads=4, tokens=7), qk_norm=False)
+    found = probe.probabilities(setting.stream(Point(width=8, heads=4, tokens=7)))
+    assert found.shape == (4, 7, 7) and np.max(np.abs(np.triu(found, 1))) < 1e-13
+    np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-13)
 
 
 @pytest.mark.parametrize("placement", ["none", "pre"])
@@ -243,11 +256,24 @@ def test_attention_with_biases_or_another_scale_fails(monkeypatch):
 
     monkeypatch.setattr(attention_claims, "decoder_parts", biased)
     monkeypatch.setattr(
-        attention_claims.AttentionProbe, "probabilities", lambda self, x: np.zeros((len(x), len(x)))
+        attention_claims.AttentionProbe,
+        "probabilities",
+        lambda self, x: np.zeros((2, len(x), len(x))),
     )
     found = failing(attention_claims.attention_and_scale)
     assert {"A6e", "A6f", "A6g", "A6h", "A6i", "A6k"} <= set(found)
     assert not {"A6a", "A6b", "A6c", "A6d"} & set(found)
+
+
+def test_a_scale_by_the_width_in_place_of_the_width_of_a_head_fails(monkeypatch):
+    """Logits over sqrt(D) are right with one head only; of two, each has half the features."""
+
+    def narrowed(q):
+        return right(q / SMALL.heads**0.5)
+
+    right = layers._heads_first
+    monkeypatch.setattr(layers, "_heads_first", narrowed)
+    assert failing(attention_claims.attention_and_scale) == ["A6g"]
 
 
 @pytest.mark.slow

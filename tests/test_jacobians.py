@@ -85,12 +85,12 @@ def test_the_radial_residue_keeps_its_digits(scale):
     h, eps = point() * scale, 1e-6
     s = np.sqrt(np.mean(h * h) + eps)
     derivative = norm_derivative("rmsnorm_plain", h, eps=eps)
-    assert derivative.radial == pytest.approx(eps / s**2, rel=1e-14)
+    assert derivative.radial == pytest.approx(eps / s**2, rel=1e-14, abs=0)
     u = h / np.linalg.norm(h)
     np.testing.assert_allclose(derivative.radial_image(), eps / s**3 * u, rtol=1e-13)
     # One feature: the whole derivative is the residue, and so for LayerNorm of two.
     J = norm_jacobian("rmsnorm_plain", [scale], eps=eps)
-    assert J[0, 0] == pytest.approx(eps / (scale**2 + eps) ** 1.5, rel=1e-14)
+    assert J[0, 0] == pytest.approx(eps / (scale**2 + eps) ** 1.5, rel=1e-14, abs=0)
     J = norm_jacobian("layernorm_plain", [scale, -scale], eps=eps)
     wanted = eps / (scale**2 + eps) ** 1.5 / 2
     np.testing.assert_allclose(J, [[wanted, -wanted], [-wanted, wanted]], rtol=1e-13)
@@ -102,7 +102,7 @@ def test_one_large_feature_does_not_cancel():
     h[5] = 3.0
     s2 = 9 / 64 + 1e-10
     J = norm_jacobian("rmsnorm_plain", h, eps=1e-10)
-    assert J[5, 5] == pytest.approx(1e-10 / s2**1.5, rel=1e-13)
+    assert J[5, 5] == pytest.approx(1e-10 / s2**1.5, rel=1e-13, abs=0)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])

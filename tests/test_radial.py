@@ -62,6 +62,7 @@ def test_gains_of_a_matrix_are_their_definitions():
     assert report.tr == pytest.approx(np.linalg.norm(v @ J @ projector(u)), rel=1e-13)
     inner = projector(v) @ J @ projector(u)
     assert report.tt == pytest.approx(np.linalg.norm(inner) / 5**0.5, rel=1e-13)
+    assert report.tt_error == 0  # nothing was drawn
     total = report.rr**2 + report.rt**2 + report.tr**2 + 5 * report.tt**2
     assert total == pytest.approx(np.sum(J * J), rel=1e-13)  # the four parts are all of J
     assert report.cosine == pytest.approx(u @ v)
@@ -72,7 +73,7 @@ def test_gains_of_a_norm_are_those_of_the_closed_form():
     h, eps = stream()[0], 1e-2
     s = np.sqrt(np.mean(h * h) + eps)
     report = radial_gains(norm_jacobian("rmsnorm_plain", h, eps=eps), h, h)
-    assert report.rr == pytest.approx(eps / s**3, rel=1e-12)
+    assert report.rr == pytest.approx(eps / s**3, rel=1e-12, abs=0)
     assert report.tt == pytest.approx(1 / s, rel=1e-13)
     assert max(report.rt, report.tr) < 1e-15 and report.cosine == pytest.approx(1.0)
 
@@ -86,6 +87,7 @@ def test_three_ways_to_the_same_gains():
     whole = radial_gains(part.sequence_jacobian(h), h, after)
     probed = radial_report(part, h, probes=200)
     assert np.mean(tokens.rr) == pytest.approx(whole.rr, rel=1e-12)
+    assert whole.tt_error == 0 and tokens.tt_error.tolist() == [0.0] * LENGTH
     for name in ("rt", "tr", "tt"):
         root_mean_square = np.sqrt(np.mean(getattr(tokens, name) ** 2))
         assert root_mean_square == pytest.approx(getattr(whole, name), rel=1e-12)

@@ -94,7 +94,7 @@ def test_known_edges():
     # The lower edge near sigma = 1, where the formula as written is a difference of equal numbers:
     # (1 - sigma^2)^3 / x_upper with x_upper -> 27/4.
     assert GaussianBlock(1 - 1e-8).edges()[0] == pytest.approx(
-        math.sqrt((2e-8) ** 3 / 6.75), rel=1e-6
+        math.sqrt((2e-8) ** 3 / 6.75), rel=1e-6, abs=0
     )
 
 
@@ -247,6 +247,18 @@ def test_narrow_branch_alone_has_a_null_space():
     x = np.linspace(math.log(1e-4), law._law.log_edges()[1], 4001)
     assert np.trapezoid(law._law.log_density(x), x) == pytest.approx(0.25, abs=1e-3)
     assert ProductLaw([law]).lyapunov(0.5) == -math.inf
+
+
+def test_a_product_has_the_rank_of_its_narrowest_factor():
+    rng, d = np.random.default_rng(9), 200
+    narrow = TwoLayerBlock((1.0,), (1.0,), ratio=0.25, a=0.0)
+    law = ProductLaw([GaussianBlock(0.3), narrow, GaussianBlock(0.2)])
+    assert law.rank == 0.25 and law.edges()[0] == 0
+    w = rng.standard_normal((d, d // 4)) @ rng.standard_normal((d // 4, d)) / d
+    s = singular_values(draw(rng, 0.2, d) @ w @ draw(rng, 0.3, d))
+    assert np.sum(s > 1e-12) == d // 4
+    np.testing.assert_allclose(law.cdf([1e-200, 10.0]), [0.75, 1], atol=1e-5)
+    assert distance(lambda t: (law.cdf(t) - 0.75) / 0.25, s[s > 1e-12]) < 0.06
 
 
 def test_compress_keeps_the_mean_and_the_zeros():

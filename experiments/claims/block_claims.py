@@ -81,7 +81,8 @@ def _composed(parts: Parts, name: str, h: Any) -> Floats:
     with jax.enable_x64(True):
         seen = parts.model.points(parts.layer(1), jnp.asarray(h)[None], name)
     at = {"pre_norm": h, "branch": seen["read"][0], "post_norm": seen["sum"][0]}
-    return placement_jacobian(**{k: matrix(f, at[k]) for k, f in pieces.items()})
+    # The statement knows these alone: a norm in another place of the block makes it wrong.
+    return placement_jacobian(**{k: matrix(pieces[k], x) for k, x in at.items() if k in pieces})
 
 
 def _placement_claim(point: Point, id: str, placement: str, statement: str) -> Claim:
