@@ -639,3 +639,12 @@ def test_gain_may_be_a_plain_number():
 def test_x_without_features_is_refused_in_one_line(x):
     with pytest.raises(UserError, match="x of shape"):
         rms_norm(x)
+
+
+def test_the_record_of_a_norm_is_its_values_at_an_eps_of_a_millionth():
+    """They are in the name of every run: at points of mean square 1e-6 another eps is another."""
+    at = np.array([-2.0, -1.1, -0.4, 0.03, 0.2, 0.7, 1.5, 3.0])
+    x = np.outer([1.0, 1e-3, 30.0], at)
+    expected = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+    found = NORMS["rmsnorm"].record()["values"]
+    np.testing.assert_allclose(found, expected.ravel(), rtol=6e-5)

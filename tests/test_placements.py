@@ -13,7 +13,7 @@ from normjax.equation import FACTORS, MODEL_NORM, SHARED_NORM, SLOTS, Learned, S
 from normjax.errors import UserError
 from normjax.initializers import Initialization
 from normjax.jacobians.blocks import Parts
-from normjax.mixing import Streams, Weights
+from normjax.mixing import SoftmaxOverSources, Streams, Weights
 from normjax.norms import NORMS
 from normjax.placements import PLACEMENTS, Placement, register_placement
 from normjax.training import train
@@ -370,3 +370,13 @@ def test_rows_that_cannot_be_are_refused_in_one_line(row, message):
         register_placement("mine", row)
     assert "\n" not in str(error.value)
     assert "mine" not in PLACEMENTS
+
+
+def test_weights_over_sources_are_the_softmax_of_their_normed_products(x64):
+    """Two of three sources are there, one so small that the eps of its norm, 1e-6, counts."""
+    rng = np.random.default_rng(0)
+    state, query = rng.normal(size=(3, 8)) * [[1.0], [1e-3], [1.0]], rng.normal(size=8)
+    found = SoftmaxOverSources("it").value({"query": jnp.asarray(query)}, jnp.asarray(state), 1)
+    normed = state / np.sqrt(np.mean(state**2, axis=-1, keepdims=True) + 1e-6)
+    e = np.exp(normed @ query) * [1, 1, 0]
+    np.testing.assert_allclose(found, [e / e.sum()], rtol=1e-12)
