@@ -469,8 +469,8 @@ class Norm:
             return NullDirections(right, orthonormal(right * inverse[..., None]))
         exact = dataclasses.replace(found, weight=w, radial=np.zeros(x.shape[:-1]))
         pairs = [
-            NormDerivative(*parts, found.centered).null_directions()
-            for parts in zip(
+            NormDerivative(weight, u, np.asarray(k), found.centered).null_directions()
+            for weight, u, k in zip(
                 w.reshape(-1, x.shape[-1]), exact.direction.reshape(-1, x.shape[-1]),
                 exact.radial.ravel(), strict=True,
             )

@@ -120,4 +120,4 @@ def _widens(equation: Any) -> bool:
         return False
     before, after = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
     floats = all(jnp.issubdtype(d, jnp.floating) for d in (before, after))
-    return not floats or jnp.finfo(after).eps <= jnp.finfo(before).eps
+    return not floats or bool(jnp.finfo(after).eps <= jnp.finfo(before).eps)

@@ -67,7 +67,7 @@ def real_point(name: str, x: Any, dtype: Any = None) -> NDArray:
     """
     try:
         array = np.asarray(x)
-    except (TypeError, ValueError, jax.errors.JAXTypeError):
+    except (TypeError, ValueError):  # JAX's own, of a traced value, among them
         raise UserError(_kind(name, x)) from None
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise UserError(

@@ -341,8 +341,9 @@ def _sensitivity(stability: Stability) -> str:
             each = [f"{p.series} {_unsigned(stability.sensitivity(p))}" for p in known]
             parts.append(f"{in_words(warmup)}: {listed(each)}")
         for a, b in combinations(known, 2):
-            values = (stability.sensitivities(place) for place in (a, b))
-            pairs[warmup, a.series, b.series] = statistics.paired(*values)
+            pairs[warmup, a.series, b.series] = statistics.paired(
+                stability.sensitivities(a), stability.sensitivities(b)
+            )
     if not parts:
         return ""
     shown = [

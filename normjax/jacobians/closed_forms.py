@@ -198,7 +198,8 @@ def norm_singular_values(
     >>> norm_singular_values("layernorm", [1.0, 2.0, 3.0, 6.0], {"gain": 2.0}, eps=0.5)
     array([1.   , 1.   , 0.125, 0.   ])
     """
-    return derivative_singular_values(_one_vector(norm, h, parameters, eps))
+    values = derivative_singular_values(_one_vector(norm, h, parameters, eps))
+    return np.asarray(values, np.float64)
 
 
 def null_directions(

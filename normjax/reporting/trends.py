@@ -128,10 +128,10 @@ def compare(results: Results, every: Lines) -> Compared:
         ]
         if name != results.baseline and len(known) > 1:
             first, last = min(known), max(known)
-            differences = [
+            after, before = (
                 statistics.differences(points[x].losses, base[x].losses) for x in (last, first)
-            ]
-            growth[name] = statistics.paired(*differences)
+            )
+            growth[name] = statistics.paired(after, before)
     return Compared(gaps, growth)
 
 

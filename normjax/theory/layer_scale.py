@@ -179,18 +179,17 @@ def attention_branch(
     summed = w_output.reshape(hidden // width, groups, width, d).sum(axis=1).reshape(hidden, d)
     strength = np.sum(summed**2, axis=1) * column_squares(w_value, gain)
     if shares is None:
-        own = (1 + position * variance) / (position + 1) ** 2
+        own, mixed = (1 + position * variance) / (position + 1) ** 2, float(position + 1)
     else:
         w = check_values("shares", shares)
         if w.ndim != 1 or not np.all(w > 0) or abs(float(w.sum()) - 1) > 1e-9:
             raise UserError("shares: must be positive numbers (n,) whose sum is 1")
         square = float(w @ w)
         moved = max(square - 2 * float(w @ w**2) + square**2, 0.0)  # |diag(w) - w w^T|_F^2
-        own = 1 / (position + 1) ** 2 + variance * moved
+        own, mixed = 1 / (position + 1) ** 2 + variance * moved, 1 / square
     tau, mass = compress(slope**2 * own * strength, np.full(hidden, 1 / hidden))
     output = check_number("input_mean_square", input_mean_square, 0.0) * strength.sum() / d
-    output = float(output) / (position + 1) if shares is None else float(output) * square
-    return Branch(tau, mass, hidden, output)
+    return Branch(tau, mass, hidden, float(output) / mixed)
 
 
 def block_law(branch: Branch, width: int, a: float, factor: float = 1.0) -> TwoLayerBlock:
