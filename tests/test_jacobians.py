@@ -304,6 +304,31 @@ def test_verify_finds_the_classical_mistakes():
     assert not verify("rmsnorm", transposed, h, parameters={"gain": g}).passed
 
 
+@pytest.mark.parametrize(
+    ("fn", "closed", "at"),
+    [
+        ("rmsnorm_plain", None, [0.7]),
+        ("layernorm_plain", None, [0.3, -1.0]),
+        ("layernorm_plain", None, [3e4, 3e4 + 1.0]),
+        (jnp.tanh, lambda x: np.diag(np.cosh(x) ** -2.0), [0.1, 3.0, 25.0]),
+        (lambda x: (1 + x) - 1, lambda x: np.eye(len(x)), [1e-12, 1.0]),
+    ],
+)
+def test_what_is_tiny_against_its_parts_raises_no_alarm(fn, closed, at):
+    verify(fn, closed, at=at, scales=(1.0, 10.0)).check()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5])
+def test_small_entries_are_held_to_their_own_digits(size):
+    weights = np.array([1.0, size])
+    right = lambda x: np.diag(weights)  # noqa: E731
+    wrong = lambda x: np.diag(weights * (1 + np.array([0.0, 1e-9])))  # noqa: E731
+    function = lambda x: jnp.asarray(weights) * x  # noqa: E731
+    assert verify(function, right, at=[0.3, 0.7]).passed
+    found = verify(function, wrong, at=[0.3, 0.7])
+    assert not found.passed and found.entry == (1, 1)
+
+
 def test_verify_says_when_autodiff_itself_is_not_finite():
     """x / |x| has no derivative at zero; JAX gives NaN there, whatever the closed form says."""
     closed = lambda x: np.zeros((x.size, x.size))  # noqa: E731
