@@ -42,6 +42,7 @@ _NAMES = {
     "normjax.jacobians.closed_forms": (
         *("norm_jacobian", "norm_jvp", "norm_vjp", "null_directions", "placement_jacobian"),
     ),
+    "normjax.jacobians.branch_jacobians": ("softmax_jacobian", "softmax_gauge"),
     "normjax.jacobians.verification": ("verify",),
     "normjax.jacobians.blocks": ("Parts",),
     "normjax.jacobians.views": (

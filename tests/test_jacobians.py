@@ -1,6 +1,7 @@
 """Closed-form Jacobians against autodiff in float64, and against facts that need neither."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from normjax import norms
 from normjax.equation import FACTORS, SLOTS, Learned, fold
 from normjax.errors import UserError
+from normjax.jacobians.branch_jacobians import softmax_gauge, softmax_jacobian
 from normjax.jacobians.closed_forms import (
     norm_derivative,
     norm_jacobian,
@@ -302,6 +304,27 @@ def test_verify_finds_the_classical_mistakes():
     assert not verify("layernorm_plain", no_mean, h).passed
     transposed = lambda x: norm_jacobian("rmsnorm", x, {"gain": g}).T  # noqa: E731
     assert not verify("rmsnorm", transposed, h, parameters={"gain": g}).passed
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 11])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 5.0, 40.0])
+def test_the_gauge_of_softmax_is_a_norm_of_its_jacobian(n, scale):
+    """max |J t|_1 over all signs t."""
+    logits = scale * np.random.default_rng(n).normal(size=(3, n))
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=n)))
+    expected = np.abs(softmax_jacobian(logits) @ signs.T).sum(axis=-2).max(axis=-1)
+    found = softmax_gauge(logits)
+    np.testing.assert_allclose(found.value, expected, rtol=1e-12, atol=1e-15)
+    assert not found.bound.any()
+    masked = softmax_gauge(np.c_[logits, logits], np.arange(2 * n) < n)
+    np.testing.assert_allclose(masked.value, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("n", [25, 64, 500])
+def test_the_gauge_of_many_entries_is_within_its_bound(n):
+    found = softmax_gauge(np.random.default_rng(n).normal(size=(4, n)))
+    assert np.all(found.value <= 1) and np.all(found.value + found.bound >= 1 - 1e-15)
+    assert found.bound.max() < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ NumPy in float64. The parameters are those of the decoder's own modules, of any 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +28,9 @@ from normjax.errors import UserError
 from normjax.jacobians.closed_forms import as_float64, norm_jacobian
 from normjax.layers import rotary_angles, rotate
 from normjax.norm_derivatives import Floats
+
+_EXACT = 24
+"""Up to so many entries all sets are compared: 2^12 sums on each side."""
 
 # --- softmax and MLP ------------------------------------------------------------------------------
 
@@ -48,22 +52,84 @@ def softmax_jacobian(logits: Any, where: Any = None) -> Floats:
     array([[ 0.25, -0.25],
            [-0.25,  0.25]])
     """
-    x = as_float64("logits", logits)
-    mask = np.ones(x.shape, bool) if where is None else np.broadcast_to(where, x.shape)
-    top = np.max(np.where(mask, x, -np.inf), axis=-1, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0.0)
-    e = np.where(mask, np.exp(np.where(mask, x - top, 0.0)), 0.0)
-    total = e.sum(-1, keepdims=True)
-    p = e / np.where(total > 0, total, 1.0)
+    p = _softmax(logits, where)
     rest = 1 - p
     largest = np.argmax(p, axis=-1)[..., None]
     others = p.copy()
     np.put_along_axis(others, largest, 0.0, axis=-1)
     np.put_along_axis(rest, largest, others.sum(-1, keepdims=True), axis=-1)
     jacobian = -p[..., :, None] * p[..., None, :]
-    index = np.arange(x.shape[-1])
+    index = np.arange(p.shape[-1])
     jacobian[..., index, index] = p * rest
     return jacobian
+
+
+def _softmax(logits: Any, where: Any) -> Floats:
+    x = as_float64("logits", logits)
+    mask = np.ones(x.shape, bool) if where is None else np.broadcast_to(where, x.shape)
+    top = np.max(np.where(mask, x, -np.inf), axis=-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    e = np.where(mask, np.exp(np.where(mask, x - top, 0.0)), 0.0)
+    total = e.sum(-1, keepdims=True)
+    return e / np.where(total > 0, total, 1.0)
+
+
+class Gauge(NamedTuple):
+    """A saturation gauge (...) between 0 and 1, and bounds (...) on how far above it may lie."""
+
+    value: Floats
+    bound: Floats
+
+
+def softmax_gauge(logits: Any, where: Any = None) -> Gauge:
+    """Return how far softmax is from saturated: max_S 4 P(S) (1 - P(S)) over sets S of entries.
+
+    It is the norm of the Jacobian from the largest entry to the sum, max |J t|_1 over |t_i| <= 1:
+    1 where some set holds half of the probability, 0 where one entry holds all of it.
+
+    Exact where one entry holds half or more, and for up to 24 entries (all sums of two halves are
+    compared). Of more, the largest differencing (Karmarkar and Karp 1982) leaves a gap g between
+    two sets, and 1 - g^2 is within g^2 of the maximum.
+
+    Args:
+      logits, where: as for :func:`softmax_jacobian`.
+
+    Source: arXiv 2602.18849, where a set of half the probability is called balanced mass.
+
+    >>> softmax_gauge([0.0, 0.0]).value, softmax_gauge([0.0, 800.0]).value
+    (array(1.), array(0.))
+    """
+    p = np.sort(_softmax(logits, where), axis=-1)[..., ::-1]
+    rows = p.reshape(-1, p.shape[-1])
+    gaps = np.array([_gap(row[row > 0]) for row in rows]).reshape(*p.shape[:-1], 2)
+    largest, others = p[..., 0], p[..., 1:].sum(axis=-1)
+    value = np.where(largest >= 0.5, 4 * largest * others, 1 - gaps[..., 0] ** 2)
+    value = np.where(p.sum(axis=-1) > 0, value, 0.0)
+    return Gauge(value, np.where(largest >= 0.5, 0.0, gaps[..., 1]))
+
+
+def _gap(p: Floats) -> tuple[float, float]:
+    """Return |P(S) - P(not S)| of the best set found, and how far its gauge may be too low."""
+    if len(p) <= _EXACT:
+        one, other = (_sums(half) for half in (p[::2], p[1::2]))
+        other = np.sort(other)
+        wanted = 0.5 * p.sum() - one
+        at = np.searchsorted(other, wanted)
+        near = [other[np.clip(i, 0, len(other) - 1)] for i in (at - 1, at)]
+        return 2 * float(min(np.abs(x - wanted).min() for x in near)), 0.0
+    heap = [-x for x in p]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        heapq.heappush(heap, heapq.heappop(heap) - heapq.heappop(heap))
+    return -heap[0], heap[0] ** 2
+
+
+def _sums(p: Floats) -> Floats:
+    """Return the sums of all sets of entries."""
+    sums = np.zeros(1)
+    for x in p:
+        sums = np.concatenate([sums, sums + x])
+    return sums
 
 
 def linear_map(parameters: Mapping[str, Any], x: Floats) -> Floats:
