@@ -60,4 +60,4 @@ def test_the_self_test_knows_no_size(exponent):
     exact = inverse**3 * np.sum(X / np.linalg.norm(X, axis=-1, keepdims=True) * G, -1)
     if abs(exponent) <= 60:
         back = radial.returned(row, float(c) ** 2, x * c, row(x, {}, 1.0), pulled, 0.0) * c
-        np.testing.assert_allclose(back, exact, rtol=1e-5)
+        np.testing.assert_allclose(back[..., 0], exact, rtol=1e-5)  # one direction

@@ -45,11 +45,11 @@ def test_shapes_are_flattened_and_floats_widened():
 
 
 def test_what_is_refused():
-    with pytest.raises(UserError, match=r"x of 5000 entries: .* pass k=10"):
+    with pytest.raises(UserError, match=r"x: a Jacobian of 5000 by 5000: .* pass k=10"):
         spectrum(lambda x: x, np.ones(5000))
     with pytest.raises(UserError, match=r"k=4: must be from 1 to 3"):
         spectrum(lambda x: x, np.ones(3), k=4)
-    with pytest.raises(UserError, match=r"x: must be finite"):
+    with pytest.raises(UserError, match=r"x\[1\]=nan: must be finite"):
         spectrum(lambda x: x, np.array([1.0, np.nan]))
     with pytest.raises(UserError, match=r"function\(x\): returns NaN or infinity"):
         spectrum(lambda x: x / 0.0, np.ones(2))

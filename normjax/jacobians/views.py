@@ -185,5 +185,7 @@ def sequence_jacobian(fn: Function, h: Any, chunk: int = 128) -> Floats:
     """
     x = real_point("h", h, np.float64)
     check_dense(x.size)
+    if whole_number("chunk", chunk) < 1:
+        raise UserError(f"chunk={chunk}: must be at least 1; the default is 128")
     linear = Linearized(fn, x)
-    return matrix(linear, batch=whole_number("chunk", chunk)).reshape(linear.full_shape)
+    return matrix(linear, batch=chunk).reshape(linear.full_shape)

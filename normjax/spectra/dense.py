@@ -43,14 +43,13 @@ def dense_jacobian(
     array([[3., 2.],
            [0., 1.]])
     """
-    batch = whole_number("batch", batch)
-    if batch < 1:
-        raise UserError(f"batch={batch}: must be at least 1; the default is 128")
     return matrix(Linearized(function, x, dtype), batch=batch, limit=limit)
 
 
 def matrix(linear: Linearized, *, batch: int = 128, limit: int = LIMIT) -> NDArray:
     """Return the matrix of a linearized function; see :func:`dense_jacobian`."""
+    if whole_number("batch", batch) < 1:
+        raise UserError(f"batch={batch}: must be at least 1; the default is 128")
     rows, columns = linear.shape
     if max(rows, columns) > limit:
         raise UserError(
