@@ -577,7 +577,11 @@ def test_derivatives_under_vmap_scan_and_jit():
 # --- what is not finite ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", *(pytest.param(d, marks=pytest.mark.slow)
+                  for d in ("float16", "bfloat16", "float64"))],
+)  # fmt: skip
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", [n for n in NORMS if n != "identity"])
 def test_one_bad_feature_is_seen_in_every_one(name, bad, dtype):

@@ -101,6 +101,7 @@ def test_estimates_from_probes_scatter_as_their_standard_errors_say(name):
     assert calibrated((found[:, 0] - found[:, 2]) / found[:, 1], 15)
 
 
+@pytest.mark.slow
 def test_the_tangential_gain_scatters_as_its_standard_error_says():
     """Sixteen probes each, in turn, of a function that mixes two tokens of six features."""
     rng = np.random.default_rng(1)
