@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +33,8 @@ from normjax.errors import UserError
 
 LIMIT = 4096
 """The most inputs or outputs of a Jacobian that is made as a matrix."""
+_OURS = (Path(__file__).parent, Path(jax.__file__).parent)
+"""What is not the user's own."""
 _HIDDEN = ("rng_uniform",)
 """Primitives that draw other numbers at every call."""
 _CALLBACKS = ("pure_callback", "io_callback", "ordered_effect")
@@ -401,9 +404,10 @@ def _line(equation: Any) -> str:
     """Return where a step was written, in words; "" where that is not kept."""
     traceback = getattr(equation.source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
-        path = frame.file_name.replace("\\", "/")
-        if "/jax/" not in path and "/normjax/" not in path and not path.startswith("<"):
-            return f" ({path.rsplit('/', 1)[-1]}, line {frame.line_num})"
+        path = Path(frame.file_name)
+        inside = any(path.is_relative_to(folder) for folder in _OURS)
+        if not inside and not frame.file_name.startswith("<"):
+            return f" ({path.name}, line {frame.line_num})"
     return ""
 
 
