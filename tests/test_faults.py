@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_by_a_few_faults():
     # A process of its own: it forks, which a process that has computed must not.
     done = subprocess.run(
