@@ -141,6 +141,7 @@ def test_a_run_from_before_the_prediction_leaves_it_unscored(
     assert words.format(name) in found.stored.problem and found.score is None
 
 
+@pytest.mark.slow
 def test_runs_that_chose_the_rates_count_too(place):
     choice = tuning.TuningConfig(rates=(1e-3, 2e-3), rungs=(2,))
     work = launch(place, "tuned", tuned=choice)

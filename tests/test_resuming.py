@@ -213,6 +213,7 @@ def test_a_finished_run_with_torn_records_is_evaluated_again(world, reference, t
     assert RunFolder(run).problems() == [] and RunFolder(run).state == "done"
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_where_its_schedule_allows(world, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     flat = {"train__final_fraction": 1.0}
