@@ -37,7 +37,7 @@ _OURS = (Path(__file__).parent, Path(jax.__file__).parent)
 """What is not the user's own."""
 _HIDDEN = ("rng_uniform",)
 """Primitives that draw other numbers at every call."""
-_CALLBACKS = ("pure_callback", "io_callback", "ordered_effect")
+_CALLBACKS = ("pure_callback", "io_callback")
 _TRACING = (
     jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError, jax.errors.NonConcreteBooleanIndexError,
@@ -372,7 +372,9 @@ def _narrowest(programs: Sequence[Program], dtype: Any, name: str) -> tuple[floa
     """
     epsilon, where = float(jnp.finfo(dtype).eps), ""
     for closed, linked in programs:
-        for equation, variables in _steps(closed.jaxpr, linked):
+        inputs = _pairs(closed.jaxpr.invars, linked)
+        known = {variable for variable, is_linked in inputs if is_linked}
+        for equation, variables in _walk(closed.jaxpr, known):
             kind = equation.primitive.name
             if kind in _HIDDEN:
                 raise UserError(
@@ -411,22 +413,17 @@ def _line(equation: Any) -> str:
     return ""
 
 
-def _steps(jaxpr: Any, linked: Sequence[bool]) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield the steps of a program that hang together with linked inputs by floats.
-
-    Each with its inexact outputs. What a step inside of another calls comes before that.
-    """
-    known = {v for v, is_linked in zip(jaxpr.invars, linked, strict=True) if is_linked}
-    yield from _walk(jaxpr, known)
-
-
 def _inexact(variable: Any) -> bool:
     dtype = getattr(variable.aval, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _walk(jaxpr: Any, known: set[Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield as :func:`_steps`; adds to ``known`` all that hangs together with it."""
+    """Yield the steps of a program that hang together with known variables by floats.
+
+    Each with its inexact outputs, which are added to ``known``. What a step inside of another
+    calls comes before that.
+    """
     for equation in jaxpr.eqns:
         linked = [not _literal(v) and v in known and _inexact(v) for v in equation.invars]
         inner = list(_inner(equation, linked))
@@ -434,7 +431,7 @@ def _walk(jaxpr: Any, known: set[Any]) -> Iterator[tuple[Any, list[Any]]]:
             continue
         results = [True] * len(equation.outvars)
         for sub, own in inner:
-            within = {v for v, is_linked in zip(sub.invars, own, strict=True) if is_linked}
+            within = {v for v, is_linked in _pairs(sub.invars, own) if is_linked}
             while True:  # what a turn of a loop makes is linked at the next
                 steps = list(_walk(sub, within))
                 carried = _carried(equation, sub, within)

@@ -1,4 +1,4 @@
-"""A short list of the faults of faults.py; `make test-faults` tries more of them."""
+"""A short list of the faults of faults.py, in make test-all; `make test-faults` tries more."""
 
 import re
 import subprocess

@@ -116,9 +116,7 @@ def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
     """
     events = list(events)
     undated = min((e.step for e in events if e.undated), default=0)
-    return tuple(
-        sorted(events, key=lambda e: (undated if e.undated else e.step, *_place_key(e)))
-    )  # fmt: skip
+    return tuple(sorted(events, key=lambda e: (undated if e.undated else e.step, *_place_key(e))))
 
 
 def _place_key(event: Event) -> tuple:

@@ -33,13 +33,12 @@ def as_float64(
       UserError: x is not numeric, not real, not finite, or its last axes are not ``shape``.
     """
     try:
-        if np.iscomplexobj(x):
-            raise UserError(f"{name}: must be real; take its real and imaginary parts apart")
-        array = np.asarray(x, np.float64)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+        is_complex = np.iscomplexobj(x)
+        array = np.empty(0) if is_complex else np.asarray(x, np.float64)
+    except (TypeError, ValueError):
         raise UserError(f"{name} of type {type(x).__name__}: must be an array of numbers") from None
+    if is_complex:
+        raise UserError(f"{name}: must be real; take its real and imaginary parts apart")
     if shape is not None and array.shape[max(0, array.ndim - len(shape)) :] != shape:
         raise UserError(f"{name} of shape {array.shape}: must be (..., {str(shape)[1:-1]})")
     if finite and not np.all(np.isfinite(array)):
