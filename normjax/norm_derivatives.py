@@ -9,16 +9,16 @@ of h minus its mean), k what is left of the derivative along u, and P the identi
 mean is removed, I - 1 1^T / d. RMSNorm and LayerNorm have k = eps / s^2; a division by r + e leaves
 e / (r + e); a norm without eps leaves 0; an elementwise nonlinearity such as tanh has u = 0.
 
-1 - k is never formed and then subtracted from one: at a mean square of 1 and eps = 1e-6 six digits
-of the radial part would be lost, at 1e3 twelve. NumPy in float64, no JAX: exact to rounding and
-independent of the 64-bit mode.
+Both k and 1 - k are kept where both are known: k = 1 - (1 - k) would lose six digits at a mean
+square of 1 and eps = 1e-6, twelve at 1e6, and 1 - k as many where eps is the larger. NumPy in
+float64, no JAX: exact to rounding and independent of the 64-bit mode.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,22 +49,32 @@ class NormDerivative:
       direction: u, (..., d); unit length, or zero where the scale does not depend on the point.
       radial: k, (...), the factor left along u; J u = k w u.
       centered: whether P removes the mean (then u has mean zero).
+      removed: 1 - k, (...); None: that difference, where nothing better is known.
     """
 
     weight: Floats
     direction: Floats
     radial: Floats
     centered: bool = False
+    removed: Any = None
+
+    def __post_init__(self):
+        if self.removed is None:
+            object.__setattr__(self, "removed", np.asarray(1 - self.radial))
 
     def matrix(self) -> Floats:
-        """Return J, (..., d, d), every entry right to rounding of the larger of its two parts."""
+        """Return J, (..., d, d), every entry right to rounding of its larger part.
+
+        Off the diagonal -(1 - k) u_i u_j, on it what is orthogonal to u and k u_i^2 apart: where
+        1 - k or k is given exactly no entry is a difference, but for the mean that is removed.
+        """
         u, d = self.direction, self.direction.shape[-1]
-        tangent = -u[..., :, None] * u[..., None, :] - (1 / d if self.centered else 0.0)
-        index = np.arange(d)
-        tangent[..., index, index] = self._tangent_diagonal()
-        tangent = np.where(self._has_tangent[..., None], tangent, 0.0)
         outer = u[..., :, None] * u[..., None, :]
-        return self.weight[..., :, None] * (tangent + self.radial[..., None, None] * outer)
+        whole = -self.removed[..., None, None] * outer - (1 / d if self.centered else 0.0)
+        index = np.arange(d)
+        whole[..., index, index] = self._tangent_diagonal() + self.radial[..., None] * u * u
+        whole = np.where(self._has_tangent[..., None], whole, self.radial[..., None, None] * outer)
+        return self.weight[..., :, None] * whole
 
     def jvp(self, v: Floats) -> Floats:
         """Return J v for v (..., d) in O(d)."""
@@ -100,7 +110,7 @@ class NormDerivative:
         along = u @ reached
         if k > 0 and np.linalg.norm(along) > d * np.finfo(float).eps:
             z = reached @ (along / np.linalg.norm(along))
-            inverted = k * z + (1 - k) * (u @ z) * u
+            inverted = k * z + float(self.removed) * (u @ z) * u
             reached = np.column_stack([reached @ _null_space(along[None]), inverted])
         # Left: diag(w) x in the kernel of M, free where w = 0.
         combined = kernel @ _null_space(kernel[dead])
@@ -173,15 +183,23 @@ def _power_of_two(x: Floats) -> Floats:
     return np.where(x > 0, np.ldexp(1.0, np.clip(exponent, -1000, 1000)), 1.0)
 
 
-def unit(x: Floats) -> Floats:
-    """Return x / |x| along the last axis, and zeros for a zero vector, at any scale.
+def unit(x: Any) -> Any:
+    """Return x / |x| along the last axis of NumPy's or JAX's floats, and zeros for a zero vector.
+
+    At any scale, in the dtype of x. A vector with a NaN or an infinity has no direction: NaN.
 
     >>> unit(np.array([3e-200, 4e-200])).round(12)
     array([0.6, 0.8])
     """
-    z = x / _power_of_two(np.max(np.abs(x), axis=-1, keepdims=True))
-    r = np.sqrt(np.sum(z * z, axis=-1, keepdims=True))
-    return z / np.where(r > 0, r, 1.0)
+    xp = x.__array_namespace__()
+    largest, info = xp.max(xp.abs(x), axis=-1, keepdims=True), xp.finfo(x.dtype)
+    # Dividing by a power of two near the largest is exact and keeps squares in range; its inverse,
+    # by which a compiler multiplies, is a normal number too.
+    exponent = xp.clip(xp.frexp(largest)[1], info.minexp, info.maxexp - 2)
+    z = x / xp.ldexp(xp.ones_like(largest), exponent)
+    length = xp.sqrt(xp.sum(z * z, axis=-1, keepdims=True))
+    length = xp.where(length == 0, xp.ones_like(length), length)
+    return z / xp.where(length < xp.inf, length, xp.nan)  # no comparison with a NaN holds
 
 
 def orthonormal(columns: Floats) -> Floats:
@@ -242,7 +260,8 @@ def _scaled_by_rms(x: Floats, gain: Floats | None, eps: float, centered: bool) -
     with np.errstate(over="ignore"):  # 1/s of a subnormal h; callers refuse what is not finite
         weight = np.where(s == 0, 0.0, 1 / nonzero / power) * (1.0 if gain is None else gain)
     radial = np.where(s == 0, 1.0, (root / nonzero) ** 2)[..., 0]
-    return NormDerivative(np.broadcast_to(weight, z.shape), unit(z), radial, centered)
+    removed = np.mean((z / nonzero) ** 2, axis=-1)
+    return NormDerivative(np.broadcast_to(weight, z.shape), unit(z), radial, centered, removed)
 
 
 def rms_norm_derivative(x: Floats, gain: Floats | None = None, *, eps: float) -> NormDerivative:

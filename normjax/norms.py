@@ -359,7 +359,10 @@ class Norm:
         return _with_eps(self.function, x, arguments, eps)
 
     def derivative_at(self, x: Any, parameters: Mapping[str, Any], eps: float) -> Any:
-        """Return its derivative at points x (..., d), of float64 parameters without offset yet."""
+        """Return its derivative at points x (..., d), of float64 parameters without offset yet.
+
+        In wider numbers where x is of such and the closed form keeps them.
+        """
         if self.derivative is None:
             raise UserError(
                 f"norm={self.title}: has no closed form; give its row a derivative=, or use"
@@ -370,7 +373,9 @@ class Norm:
             if each.name in arguments:
                 arguments[each.name] = each.offset + arguments[each.name]
         found = _with_eps(self.derivative, x, arguments, eps)
-        return found if hasattr(found, "jvp") else Matrices(np.asarray(found, np.float64))
+        if hasattr(found, "jvp"):
+            return found
+        return Matrices(np.asarray(found, np.result_type(np.asarray(found), np.float64)))
 
     @property
     def has_identity(self) -> bool:
@@ -467,7 +472,9 @@ class Norm:
             # In units of the largest, so that the inverse of no weight leaves the range.
             inverse = np.max(np.abs(w), axis=-1, keepdims=True) / w
             return NullDirections(right, orthonormal(right * inverse[..., None]))
-        exact = dataclasses.replace(found, weight=w, radial=np.zeros(x.shape[:-1]))
+        exact = dataclasses.replace(
+            found, weight=w, radial=np.zeros(x.shape[:-1]), removed=np.ones(x.shape[:-1])
+        )
         pairs = [
             NormDerivative(weight, u, np.asarray(k), found.centered).null_directions()
             for weight, u, k in zip(

@@ -68,6 +68,42 @@ def real_point(name: str, x: Any, dtype: Any = None) -> NDArray:
     >>> real_point("x", [1, 2], "float64")
     array([1., 2.])
     """
+    array = _numbers(name, x)
+    if dtype is not None and not jnp.issubdtype(np.dtype(dtype), jnp.floating):
+        raise UserError(f"dtype={dtype}: must be floating, e.g. 'float64'")
+    if dtype is None and not jnp.issubdtype(array.dtype, jnp.floating):
+        raise UserError(
+            f"{name} of dtype {array.dtype}: must be floating; cast it, e.g. x.astype('float64')"
+        )
+    array = array if dtype is None else array.astype(np.dtype(dtype))
+    if array.size == 0:
+        raise UserError(f"{name} of shape {array.shape}: must have at least one entry")
+    return _finite(name, array)
+
+
+def as_float64(
+    name: str, x: Any, shape: tuple[int, ...] | None = None, finite: bool = True
+) -> NDArray[np.float64]:
+    """Return any numbers, many points or none among them, as a float64 array.
+
+    Args:
+      name, x: as for :func:`real_point`.
+      shape: that the last axes must have; None: any.
+      finite: whether NaN and infinity are refused.
+
+    Raises:
+      UserError: no array of numbers, complex, not finite, or of another shape.
+
+    >>> as_float64("x", [1, 2], (2,))
+    array([1., 2.])
+    """
+    array = _numbers(name, x).astype(np.float64)
+    if shape is not None and array.shape[max(0, array.ndim - len(shape)) :] != shape:
+        raise UserError(f"{name} of shape {array.shape}: must be (..., {str(shape)[1:-1]})")
+    return _finite(name, array) if finite else array
+
+
+def _numbers(name: str, x: Any) -> NDArray:
     try:
         array = np.asarray(x)
     except (TypeError, ValueError):  # JAX's own, of a traced value, among them
@@ -79,15 +115,10 @@ def real_point(name: str, x: Any, dtype: Any = None) -> NDArray:
         )
     if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
         raise UserError(_kind(name, x))
-    if dtype is not None and not jnp.issubdtype(np.dtype(dtype), jnp.floating):
-        raise UserError(f"dtype={dtype}: must be floating, e.g. 'float64'")
-    if dtype is None and not jnp.issubdtype(array.dtype, jnp.floating):
-        raise UserError(
-            f"{name} of dtype {array.dtype}: must be floating; cast it, e.g. x.astype('float64')"
-        )
-    array = array if dtype is None else array.astype(np.dtype(dtype))
-    if array.size == 0:
-        raise UserError(f"{name} of shape {array.shape}: must have at least one entry")
+    return array
+
+
+def _finite(name: str, array: NDArray) -> NDArray:
     bad = np.argwhere(~np.isfinite(array.astype(np.float64)))
     if len(bad):
         at = bad[0].tolist() or ""
@@ -99,8 +130,10 @@ def real_point(name: str, x: Any, dtype: Any = None) -> NDArray:
 
 
 def _kind(name: str, x: Any) -> str:
-    what = "a traced value" if isinstance(x, jax.core.Tracer) else f"of type {type(x).__name__}"
-    return f"{name}: must be an array of numbers, and is {what}"
+    what = (
+        " (a traced value):" if isinstance(x, jax.core.Tracer) else f" of type {type(x).__name__}:"
+    )
+    return f"{name}{what} must be an array of numbers"
 
 
 # --- the function ---------------------------------------------------------------------------------

@@ -56,8 +56,8 @@ GROUPS = {
         _in("tests", "test_placements", "test_jacobians", "test_blocks"),
     ),
     "jacobians": Group(
-        _in("normjax/jacobians", "closed_forms", "radial", "branch_jacobians", "identities",
-            "verification", "views"),
+        (*_in("normjax/jacobians", "closed_forms", "radial", "branch_jacobians", "verification",
+              "views"), *_in("normjax/diagnostics", "identities", "radial")),
         (*_in("tests", "test_jacobians", "test_radial", "test_blocks"), STATED),
     ),
     "spectra": Group(

@@ -98,6 +98,18 @@ def test_the_radial_residue_keeps_its_digits(scale):
     np.testing.assert_allclose(J, [[wanted, -wanted], [-wanted, wanted]], rtol=1e-13)
 
 
+@pytest.mark.parametrize("norm", ["rmsnorm_plain", "layernorm_plain"])
+def test_where_eps_is_the_larger_what_is_removed_keeps_its_digits(norm):
+    """1 - k = v / (v + eps) with v = 1e-12 eps: off the diagonal all of J, but for the mean."""
+    h = np.array([3.0, -1.0, -2.0]) * 1e-6
+    v, eps = np.mean(h * h), np.mean(h * h) * 1e12
+    u, lost, s = h / np.linalg.norm(h), v / (v + eps), np.sqrt(v + eps)
+    assert norm_derivative(norm, h, eps=eps).removed == pytest.approx(lost, rel=1e-14, abs=0)
+    if norm == "rmsnorm_plain":
+        off = norm_jacobian(norm, h, eps=eps)[0, 1:]
+        np.testing.assert_allclose(off, -lost * u[0] * u[1:] / s, rtol=1e-14, atol=0)
+
+
 def test_one_large_feature_does_not_cancel():
     """Of h = (1, 0, ...): J_00 = eps/s^3, though 1 - u_0^2 is 0 to rounding."""
     h = np.zeros(64)
@@ -341,15 +353,37 @@ def test_what_is_tiny_against_its_parts_raises_no_alarm(fn, closed, at):
     verify(fn, closed, at=at, scales=(1.0, 10.0)).check()
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5])
-def test_small_entries_are_held_to_their_own_digits(size):
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5, 1e-9])
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_small_entries_are_held_to_their_own_digits(size, xp):
+    """An entry that is wrong by 1e-9 of itself is found, in a formula of NumPy's or of JAX's."""
     weights = np.array([1.0, size])
-    right = lambda x: np.diag(weights)  # noqa: E731
-    wrong = lambda x: np.diag(weights * (1 + np.array([0.0, 1e-9])))  # noqa: E731
-    function = lambda x: jnp.asarray(weights) * x  # noqa: E731
+    right = lambda x: xp.diag(weights * x)  # noqa: E731
+    wrong = lambda x: xp.diag(weights * x * np.array([1.0, 1 + 1e-9]))  # noqa: E731
+    function = lambda x: jnp.asarray(weights) * x * x / 2  # noqa: E731
     assert verify(function, right, at=[0.3, 0.7]).passed
     found = verify(function, wrong, at=[0.3, 0.7])
     assert not found.passed and found.entry == (1, 1)
+
+
+def test_what_a_closed_form_loses_itself_is_allowed():
+    """(1 + x^2) - 1 in place of x^2: 1e-16 in all, much of what is left."""
+    lossy = lambda x: np.array([[(1 + x[0] ** 2) - 1, 0.0], [0.0, 1.0 + 0 * x[1]]])  # noqa: E731
+    function = lambda x: jnp.stack([x[0] ** 3 / 3, x[1]])  # noqa: E731
+    assert verify(function, lossy, at=[1e-6, 1.0], scales=(1.0,)).passed
+    assert not verify(function, lambda x: 1.01 * lossy(x), at=[1e-6, 1.0], scales=(1.0,)).passed
+
+
+def test_where_a_closed_form_cannot_be_told_one_epsilon_of_the_largest_is_allowed():
+    """A formula that is neither NumPy's nor JAX's, such as a table of numbers."""
+
+    def table(off):
+        return lambda x: np.diag([float(x[0]) * 1.0, float(np.float64(x[1])) * 1e-9 * (1 + off)])
+
+    function = lambda x: jnp.asarray([1.0, 1e-9]) * x * x / 2  # noqa: E731
+    for off, passes in ((0.0, True), (1e-9, True), (1e-6, False)):
+        found = verify(function, table(off), at=[0.3, 0.7], scales=(1.0,))
+        assert found.passed == passes, off
 
 
 def test_verify_says_when_autodiff_itself_is_not_finite():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from normjax.diagnostics import measures, radial
+from normjax.norm_derivatives import unit
 from normjax.norms import NORMS
 
 F32 = float(np.finfo(np.float32).eps)
@@ -25,7 +26,7 @@ def test_every_measure_is_right_at_every_size(size):
     cases = [
         (measures.rms, (x,), np.sqrt(np.mean(X**2))),
         (lambda x: measures.rms(x, -1), (x,), np.sqrt(np.mean(X**2, -1))),
-        (measures.unit, (x,), U),
+        (unit, (x,), U),
         (measures.cosine, (x, y), np.mean(np.sum(U * W, -1))),
         (measures.token_similarity, (x,), np.mean(pairs)),
     ]
@@ -34,6 +35,13 @@ def test_every_measure_is_right_at_every_size(size):
         atol = 0 if function is measures.rms or np.ndim(exact) else 16 * F32
         found = jax.jit(function)(*arguments)
         np.testing.assert_allclose(found, exact, rtol=16 * F32, atol=atol)
+
+
+def test_a_direction_is_the_same_function_in_numpy_and_jax():
+    for x in ([3.0, 4.0], [0.0, 0.0], [np.inf, 1.0], [np.nan, 1.0]):
+        found, expected = unit(jnp.asarray(x)), unit(np.asarray(x))
+        np.testing.assert_allclose(found, expected, rtol=4 * F32)
+        assert np.isnan(expected).all() == (not np.isfinite(x).all())
 
 
 @pytest.mark.parametrize("size", [1e-25, 1.0, 1e25, 1e37])

@@ -10,10 +10,10 @@ import pytest
 
 import normjax
 from normjax.decoder import Decoder, DecoderConfig
+from normjax.diagnostics.identities import dual_identities, postnorm_identity, prenorm_identity
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.closed_forms import norm_jacobian, null_directions
-from normjax.jacobians.identities import dual_identities, postnorm_identity, prenorm_identity
 from normjax.jacobians.radial import deflated_spectrum, radial_gains, radial_report
 from normjax.norms import NORMS
 

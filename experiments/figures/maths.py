@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from normjax.errors import UserError
-from normjax.jacobians.closed_forms import as_float64, norm_jacobian
+from normjax.jacobians.closed_forms import norm_jacobian
 from normjax.jacobians.verification import verify
 from normjax.norm_derivatives import Floats, unit
 from normjax.norms import rms_norm
+from normjax.traced import as_float64
 
 _rms_norm = jax.jit(rms_norm, static_argnames="eps")
 

@@ -13,14 +13,14 @@ import dataclasses
 
 import numpy as np
 
-from normjax.jacobians.blocks import Part, Parts
-from normjax.jacobians.identities import (
+from normjax.diagnostics.identities import (
     dual_identities,
     has_postnorm_identity,
     has_prenorm_identity,
     postnorm_identity,
     prenorm_identity,
 )
+from normjax.jacobians.blocks import Part, Parts
 from normjax.jacobians.radial import deflated_spectrum, radial_gains
 from normjax.norm_derivatives import Floats
 from normjax.spectra.dense import singular_values

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.diagnostics.definitions import DEAD, SATURATED
+from normjax.norm_derivatives import unit
 from normjax.norms import power_of_two_near
 
 
@@ -32,21 +33,13 @@ def rms(x: Array, axis: Any = None) -> Array:
     return jnp.squeeze(root, axis=axis)
 
 
-def unit(x: Array) -> Array:
-    """Return x / |x| over the last axis; zero stays zero."""
-    x = wide(x)
-    x = x * power_of_two_near(jnp.max(jnp.abs(x), axis=-1, keepdims=True))[1]
-    length = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True))
-    return x / jnp.where(length > 0, length, 1)
-
-
 def cosine(x: Array, y: Array) -> Array:
     """Return the mean over tokens of the cosine between x and y, both (..., d).
 
     >>> round(float(cosine(jnp.array([[3.0, 4.0]]), jnp.array([[1.0, 0.0]]))), 6)
     0.6
     """
-    return jnp.mean(jnp.sum(unit(x) * unit(y), axis=-1))
+    return jnp.mean(jnp.sum(unit(wide(x)) * unit(wide(y)), axis=-1))
 
 
 def token_similarity(x: Array) -> Array:
@@ -57,7 +50,7 @@ def token_similarity(x: Array) -> Array:
     >>> round(float(token_similarity(jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]]))), 6)
     0.333333
     """
-    u = unit(x)
+    u = unit(wide(x))
     tokens = x.shape[-2]
     total = jnp.sum(jnp.square(jnp.sum(u, axis=-2)), axis=-1)
     pairs = jnp.asarray(tokens * (tokens - 1), u.dtype)

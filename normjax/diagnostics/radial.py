@@ -11,7 +11,7 @@ and with that, for a sub-layer h' = P(x) with x = a h + b Q(F(c N(h))),
     u_h . dL/dh = a u_h . dL/dx + (eps / s_h^2) sum((r - c bias) dL/dr) / |h|,   r = c N(h)
     u_x . dL/dx = (eps / s_x^2) sum((h' - bias) dL/dh') / |x|
 
-See jacobians/identities.py for the same in float64 on one sequence. The right sides take nothing
+diagnostics/identities.py tests with them in float64 on one sequence. The right sides take nothing
 from the norm's derivative, so that a wrong one is noticed.
 """
 
@@ -20,7 +20,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from normjax.diagnostics.measures import rms, unit, wide
+from normjax.diagnostics.measures import rms, wide
+from normjax.norm_derivatives import unit
 from normjax.norms import Norm, power_of_two_near
 
 

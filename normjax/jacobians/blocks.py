@@ -31,9 +31,10 @@ from normjax.jacobians.branch_jacobians import (
     attention_token_jacobians,
     mlp_jacobian,
 )
-from normjax.jacobians.closed_forms import Mix, Tangents, as_float64, norm_jacobian
+from normjax.jacobians.closed_forms import Mix, Tangents, norm_jacobian
 from normjax.norm_derivatives import Floats, NullDirections, spanned, unit
 from normjax.norms import Norm
+from normjax.traced import as_float64
 
 MAX_DENSE = 4096
 """Largest n = T d of which a dense n x n Jacobian is made: 128 MiB of float64."""

@@ -25,9 +25,10 @@ import numpy as np
 
 from normjax.decoder_config import DecoderConfig
 from normjax.errors import UserError
-from normjax.jacobians.closed_forms import as_float64, norm_jacobian
+from normjax.jacobians.closed_forms import norm_jacobian
 from normjax.layers import rotary_angles, rotate
 from normjax.norm_derivatives import Floats
+from normjax.traced import as_float64
 
 _EXACT = 24
 """Up to so many entries all sets are compared: 2^12 sums on each side."""

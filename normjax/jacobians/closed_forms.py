@@ -20,33 +20,7 @@ from normjax.errors import UserError, check_choice, suggest
 from normjax.norm_derivatives import Floats, NormDerivative, NullDirections
 from normjax.norms import NORMS, Norm
 from normjax.spectra.norm_spectra import derivative_singular_values
-
-# --- checks ---------------------------------------------------------------------------------------
-
-
-def as_float64(
-    name: str, x: Any, shape: tuple[int, ...] | None = None, finite: bool = True
-) -> Floats:
-    """Return x as a float64 array.
-
-    Raises:
-      UserError: x is not numeric, not real, not finite, or its last axes are not ``shape``.
-    """
-    try:
-        is_complex = np.iscomplexobj(x)
-        array = np.empty(0) if is_complex else np.asarray(x, np.float64)
-    except (TypeError, ValueError):
-        raise UserError(f"{name} of type {type(x).__name__}: must be an array of numbers") from None
-    if is_complex:
-        raise UserError(f"{name}: must be real; take its real and imaginary parts apart")
-    if shape is not None and array.shape[max(0, array.ndim - len(shape)) :] != shape:
-        raise UserError(f"{name} of shape {array.shape}: must be (..., {str(shape)[1:-1]})")
-    if finite and not np.all(np.isfinite(array)):
-        where = np.argwhere(~np.isfinite(array))[0].tolist()
-        raise UserError(
-            f"{name}{where}={array[tuple(where)]}: must be finite; look at where it comes from"
-        )
-    return array
+from normjax.traced import as_float64
 
 
 def as_norm(norm: Norm | str) -> Norm:

@@ -38,10 +38,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normjax.errors import UserError, whole_number
-from normjax.jacobians.closed_forms import as_float64, as_norm
+from normjax.jacobians.closed_forms import as_norm
 from normjax.jacobians.views import prepared
 from normjax.norm_derivatives import Floats, orthonormal, unit
 from normjax.norms import Norm
+from normjax.traced import as_float64
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from normjax.reporting import statistics
 from normjax.reporting.results import Results, Variant, difference
@@ -41,10 +41,12 @@ def shown(gaps: Mapping[Key, Estimate]) -> dict[Key, bool]:
     >>> shown(both)
     {'a': True, 'b': False}
     """
-    adjusted = statistics.holm([gap.p for gap in gaps.values()])
-    return {
-        key: is_shown(gap, p) for (key, gap), p in zip(gaps.items(), adjusted, strict=True)
-    }  # fmt: skip
+    return {key: is_shown(gap, p) for (key, gap), p in zip(gaps.items(), _holm(gaps), strict=True)}
+
+
+def _holm(gaps: Mapping[Any, Estimate]) -> list[float | None]:
+    """Return the p-values of "no difference", adjusted for all of them by Holm's method."""
+    return statistics.holm([gap.p for gap in gaps.values()])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,10 +157,9 @@ def compare(results: Results) -> Effects:
         for a, b in combinations(found, 2)
     }
     every = [*by_series.values(), *pairs.values()]
-    listed = [(own, c) for own in every for c in own]
-    adjusted = statistics.holm([own[c].gap.p for own, c in listed])
-    for (own, c), p in zip(listed, adjusted, strict=True):
-        own[c] = dataclasses.replace(own[c], adjusted=p)
+    listed = {(i, c): effect.gap for i, own in enumerate(every) for c, effect in own.items()}
+    for (i, c), p in zip(listed, _holm(listed), strict=True):
+        every[i][c] = dataclasses.replace(every[i][c], adjusted=p)
     return Effects(by_series, pairs, results.conditions)
 
 

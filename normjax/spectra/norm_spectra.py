@@ -180,7 +180,7 @@ def derivative_singular_values(derivative: NormDerivative) -> Vector:
     largest = float(weight.max())
     relative = _relative_gains(weight, largest, derivative.centered)
     length = float(np.any(u != 0))
-    point = _Point(u, length, u, relative, largest, k, (1 - k) * (1 + k))
+    point = _Point(u, length, u, relative, largest, k, float(derivative.removed) * (1 + k))
     return _layer_values(point) if derivative.centered else _rms_values(point)
 
 

@@ -20,14 +20,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from normjax.decoder import slot_norms
 from normjax.decoder_config import DecoderConfig
+from normjax.diagnostics import radial
+from normjax.equation import Sublayer
 from normjax.errors import UserError
 from normjax.jacobians.blocks import Parts
-from normjax.jacobians.closed_forms import as_float64, norm_derivative
+from normjax.jacobians.closed_forms import norm_derivative
 from normjax.norm_derivatives import Floats, NormDerivative
 from normjax.norms import Norm
+from normjax.traced import as_float64
 
 
 class DualDefects(NamedTuple):
@@ -144,22 +148,18 @@ def dual_identities(parts: Parts, tokens: Any) -> DualDefects:
         states.append(parts.sublayer(block, name)(states[-1]))
     with jax.enable_x64(True):
         grad = _loss_gradient(parts.model, parts.params, states[-1], jnp.asarray(tokens[1:]))
-    final = _final_defect(parts, states[-1], np.asarray(grad))
+    final = _final_defect(parts, states[-1], grad)
     exact, plain = [], []
     for (block, name), h in zip(reversed(steps), reversed(states[:-1]), strict=True):
-        x = np.asarray(h)
-        u, images, a = _radial_images(parts, block, name, x)
-        each, layer = np.eye(len(x))[:, :, None], parts.layer(block)
+        row, norm = _reading(parts, block, name), slot_norms(parts.config, block, name)["pre_norm"]
+        layer, after = parts.layer(block), grad
         with jax.enable_x64(True):
-            before = _pulled(parts.model, layer, h, grad[None], grad[None], name)[0][0]
-            inner = _pushed(parts.model, layer, h, each * u, each * images, name)[1]
-        inner = np.asarray(inner)
-        after, grad = np.asarray(grad), before
-        difference = np.sum(u * (np.asarray(before) - a * after), axis=-1)
-        term = np.sum((inner * after).reshape(len(x), -1), axis=1)
-        size = np.max(np.linalg.norm(after, axis=-1))
-        plain.append(np.max(np.abs(difference)) / size)
-        exact.append(np.max(np.abs(difference - term)) / size)
+            grad, read, pulled = _returned(parts.model, layer, h, after, name)
+            bias = row.scale * layer[0][name].get(norm[1], {}).get("bias", 0.0)
+            term = radial.returned(norm[0], parts.config.norm_eps, h, read, pulled, bias)
+            defect = radial.along(norm[0], h, grad) - row.keep * radial.along(norm[0], h, after)
+            plain.append(float(radial.relative(defect[..., :1], after)))
+            exact.append(float(radial.relative(defect - term, after)))
     return DualDefects(np.array(exact[::-1]), np.array(plain[::-1]), final)
 
 
@@ -189,15 +189,20 @@ def _radial_images(
     parts: Parts, block: int, sublayer: str, x: Floats
 ) -> tuple[Floats, Floats, float]:
     """Return u (T, d), what the norm and c make of it (T, d), c k w u, and a."""
+    row = _reading(parts, block, sublayer)
+    D = _norm_at(parts, block, sublayer, "pre_norm", x)
+    return D.direction, D.radial_image() * float(row.scale), float(row.keep)
+
+
+def _reading(parts: Parts, block: int, sublayer: str) -> Sublayer:
+    """Return what a sub-layer that has the pre-norm identity puts into the equation."""
     config = parts.config
-    row = config.placement_row.of(sublayer).at(block, config.depth)
     if not has_prenorm_identity(config, block, sublayer):
         raise UserError(
             f"placement={config.placement_row.title}: must read through a norm, keep a multiple of"
             " the stream and have no norm on it, such as pre"
         )
-    D = _norm_at(parts, block, sublayer, "pre_norm", x)
-    return D.direction, D.radial_image() * float(row.scale), float(row.keep)
+    return config.placement_row.of(sublayer).at(block, config.depth)
 
 
 def has_prenorm_identity(config: DecoderConfig, block: int, sublayer: str) -> bool:
@@ -221,20 +226,35 @@ def has_postnorm_identity(config: DecoderConfig, block: int, sublayer: str) -> b
 # --- compiled once for all blocks: the parameters are arguments -----------------------------------
 
 
+def _alone(model, name: str) -> Sublayer:
+    """Return b Q(F(x)), without what a sub-layer reads through and keeps."""
+    row = model.config.placement_row.of(name)
+    return dataclasses.replace(row, pre_norm=None, post_norm=None, keep=0.0, scale=1.0)
+
+
 @partial(jax.jit, static_argnums=(0, 5))
 def _pushed(model, layer, x, tangents, images, name: str):
     """Return J v for the sub-layer (n, T, d), and b J_Q J_F w for the branch alone."""
-    row = model.config.placement_row.of(name)
-    alone = dataclasses.replace(row, pre_norm=None, post_norm=None, keep=0.0, scale=1.0)
     read = model.points(layer, x[None], name)["read"][0]
 
     def pushed(function, at, v):
         return jax.jvp(lambda z: function(z[None])[0], (at,), (v,))[1]
 
     whole = partial(model.block, layer, sublayer=name)
-    branch = partial(model.block, layer, sublayer=name, row=alone)
+    branch = partial(model.block, layer, sublayer=name, row=_alone(model, name))
     left = jax.vmap(lambda v: pushed(whole, x, v))(tangents)
     return left, jax.vmap(lambda v: pushed(branch, read, v))(images)
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def _returned(model, layer, x, after, name: str):
+    """Return the gradient before a sub-layer, what its branch reads, and the gradient there."""
+    whole = jax.vjp(lambda z: model.block(layer, z[None], sublayer=name)[0], x)[1]
+    read = model.points(layer, x[None], name)["read"][0]
+    branch = jax.vjp(lambda z: model.block(
+        layer, z[None], sublayer=name, row=_alone(model, name)
+    )[0], read)[1]  # fmt: skip
+    return whole(after)[0], read, branch(after)[0]
 
 
 @partial(jax.jit, static_argnums=(0, 5))
@@ -257,14 +277,11 @@ def _loss_gradient(model, params, h, targets):
     return jax.grad(lambda z: _loss(model.readout(params, z[None])[0], targets))(h)
 
 
-def _final_defect(parts: Parts, h: Any, grad: Floats) -> float | None:
+def _final_defect(parts: Parts, h: Any, grad: Array) -> float | None:
     if not parts.config.has_final_norm:
         return None
-    norm = parts.config.norm_row
-    D = norm_derivative(norm, h, parts.params.get("final_norm"), parts.config.norm_eps)
-    D = _directed(norm, D)
-    along = np.abs(np.sum(D.direction * grad, axis=-1))
-    return float(np.max(along) / np.max(np.linalg.norm(grad, axis=-1)))
+    with jax.enable_x64(True):
+        return float(radial.relative(radial.along(parts.config.norm_row, h, grad), grad))
 
 
 def _loss(logits: Any, targets: Any) -> Any:
