@@ -125,6 +125,29 @@ def test_weights_at_initialization_count_as_independent_and_others_do_not():
     assert "mlp in: has preferred directions" in dependent_weights(config, copy, 0)
 
 
+@pytest.mark.parametrize(
+    ("branch", "change", "said"),
+    [
+        ("mlp", lambda w: {"gate": w["in"]}, "in and gate: are not independent"),
+        ("attention", lambda w: {"key": w["value"]}, "key and value: are not independent"),
+        # The last query head of each group of two, which has 12 channels.
+        ("attention", lambda w: {"query": np.stack([w["query"][..., :12], w["key"][..., :12],
+                                                    w["query"][..., 24:36], w["key"][..., 12:]],
+                                                   -2).reshape(w["query"].shape)},
+         "query and key: are not independent"),
+        ("mlp", lambda w: {"out": np.broadcast_to(w["out"][:1], w["out"].shape)},
+         "out: is not independent of another block's"),
+    ],
+)  # fmt: skip
+def test_any_two_matrices_that_meet_are_told_when_they_are_the_same(branch, change, said):
+    config, params, _ = setup(width=48, heads=4, kv_heads=2, mlp="swiglu", depth=2)
+    copy = jax.tree.map(np.asarray, params)
+    own = copy["blocks"][branch]["branch"]
+    made = change({name: own[name]["kernel"] for name in own})
+    own |= {name: {"kernel": kernel} for name, kernel in made.items()}
+    assert dependent_weights(config, copy, 0) == [f"{branch} {said}"]
+
+
 def test_two_layer_form_is_closer_than_the_gaussian():
     config, params, h = setup(mlp="relu")
     s = spectrum(sublayer(config, params, 0, "mlp"), h, 0)

@@ -15,6 +15,7 @@ reason why there is no law; :func:`dependent_weights` asks whether the weights a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -278,14 +279,16 @@ CHANCE = 5.0
 def dependent_weights(config: DecoderConfig, params: Mapping[str, Any], block: int) -> list[str]:
     """Return what of a block's weights is not as theory assumes, in words; [] where all is.
 
-    Two conditions, each with the exact mean and variance of its statistic where it holds:
+    Three conditions, each with the exact mean and variance of its statistic where it holds:
 
     - no preferred direction: the squared cosines of the F weight vectors of a matrix, in d
       dimensions, have the mean 1/d and the variance 2 (d - 1) / (d^2 (d + 2)), pair by pair
       independent;
-    - the two matrices of a branch independent: of sum_{f != f'} (p_f . p_f') (q_f . q_f'), the
-      part of |W_in W_out|_F^2 that is not sum |p_f|^2 |q_f|^2, random signs of the units make a
-      number of mean 0 and of variance 2 sum ((p_f . p_f') (q_f . q_f'))^2.
+    - the matrices of a branch independent, every two of them that meet in its hidden units: of
+      sum_{f != f'} (p_f . p_f') (q_f . q_f'), the part of |W_in W_out|_F^2 that is not
+      sum |p_f|^2 |q_f|^2, random signs of the units make a number of mean 0 and of variance
+      2 sum ((p_f . p_f') (q_f . q_f'))^2; the cosines of p_f and q_f have mean 0 and variance 1/d;
+    - the blocks independent: so have those of the same unit in this block and in another.
 
     Args:
       config, params: as for :func:`predict`.
@@ -296,28 +299,37 @@ def dependent_weights(config: DecoderConfig, params: Mapping[str, Any], block: i
     """
     found = []
     for name in config.sublayers:
-        leaf = _reader(params["blocks"][name], block)
-        for one, other, p, q in _pairs(config, leaf, name):
-            for which, vectors in ((one, p), (other, q)):
-                if len(vectors) > 1 and abs(_alignment(vectors)) > CHANCE:
-                    found.append(f"{name} {which}: has preferred directions")
-            if len(p) > 1 and abs(_agreement(p, q)) > CHANCE:
+        tree = params["blocks"][name]
+        blocks = [_units(config, _reader(tree, other), name) for other in range(config.depth)]
+        own, rest = blocks[block], blocks[:block] + blocks[block + 1 :]
+        for which, vectors in own.items():
+            if any(len(v) > 1 and abs(_alignment(v)) > CHANCE for v in vectors):
+                found.append(f"{name} {which}: has preferred directions")
+            pairs = [pair for each in rest for pair in zip(vectors, each[which], strict=True)]
+            if any(abs(_alike(p, q)) > CHANCE for p, q in pairs):
+                found.append(f"{name} {which}: is not independent of another block's")
+        for (one, first), (other, second) in itertools.combinations(own.items(), 2):
+            pairs = [(p, q) for p, q in zip(first, second, strict=True) if len(p) > 1]
+            if any(max(abs(_agreement(p, q)), abs(_alike(p, q))) > CHANCE for p, q in pairs):
                 found.append(f"{name} {one} and {other}: are not independent")
-    return list(dict.fromkeys(found))
+    return found
 
 
-def _pairs(config: DecoderConfig, leaf: Any, name: str) -> list[tuple[str, str, Floats, Floats]]:
-    """Return pairs of matrices whose rows belong to the same hidden units, (F, d) each."""
-    kernels = ("in", "gate", "out") if name == "mlp" else ("query", "key", "value", "output")
-    w = {k: leaf("branch", k, "kernel") for k in kernels}
+def _units(config: DecoderConfig, leaf: Any, name: str) -> dict[str, list[Floats]]:
+    """Return each matrix of a branch as (F, d) vectors of the same hidden units.
+
+    Of attention once for each query head of a group, with the keys and values that it meets.
+    """
     if name == "mlp":
-        return [(k, "out", w[k].T, w["out"]) for k in ("in", "gate") if w[k] is not None]
+        kernels = {k: leaf("branch", k, "kernel") for k in ("in", "gate", "out")}
+        return {k: [w if k == "out" else w.T] for k, w in kernels.items() if w is not None}
     K, C = config.kv_head_count, config.head_width
-    groups = config.heads // K
-    summed = w["output"].reshape(K, groups, C, -1).sum(axis=1).reshape(K * C, -1)
-    query = w["query"].T.reshape(K, groups, C, -1)[:, 0].reshape(K * C, -1)
-    # Heads are units of their own: within one, channels of query and key meet.
-    return [("value", "output", w["value"].T, summed), ("query", "key", query, w["key"].T)]
+    groups, found = config.heads // K, {}
+    for k in ("query", "key", "value", "output"):
+        w = leaf("branch", k, "kernel")
+        rows = (w if k == "output" else w.T).reshape(K, -1, C, config.width)
+        found[k] = [rows[:, g % rows.shape[1]].reshape(K * C, -1) for g in range(groups)]
+    return found
 
 
 def _alignment(vectors: Floats) -> float:
@@ -330,6 +342,15 @@ def _alignment(vectors: Floats) -> float:
     pairs = count * (count - 1) / 2
     excess = (np.sum(cosines**2) - count) / 2 - pairs / d
     return float(excess / np.sqrt(pairs * 2 * (d - 1) / (d * d * (d + 2))))
+
+
+def _alike(p: Floats, q: Floats) -> float:
+    """Return by how many standard deviations vectors (F, d) point as their counterparts do."""
+    count, d = p.shape
+    length = np.linalg.norm(p, axis=1) * np.linalg.norm(q, axis=1)
+    if not np.all(length > 0):
+        return 0.0
+    return float(np.sum(np.sum(p * q, axis=1) / length) / np.sqrt(count / d))
 
 
 def _agreement(p: Floats, q: Floats) -> float:
