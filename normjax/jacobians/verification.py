@@ -115,8 +115,9 @@ def verify(
     is measured, by shaking each of its operations (:mod:`normjax.rounding`); of the closed form, by
     shaking its point and by computing it once more, in wider numbers where it is NumPy that keeps
     them, with shaken operations where it is JAX. So 1 - tanh(20)^2, of which nothing is left,
-    raises no alarm, and an entry a millionth of the largest is held to its own digits. For a closed
-    form that is neither, one epsilon of the largest entry is allowed everywhere.
+    raises no alarm, and an entry a millionth of the largest is held to its own digits. More than
+    one epsilon of the largest entry is never allowed for the closed form's own rounding, and so
+    much for one that is neither.
 
     Args:
       fn: a function of one array, or a row of the table of norms (or its name).
@@ -217,16 +218,20 @@ def _conditioning(closed: Callable[[Any], Any], x: Floats, got: Floats) -> Float
 
 
 def _rounding(closed: Callable[[Any], Any], x: Floats, got: Floats) -> Floats:
-    """Return what rounding put into the closed form, entry by entry."""
-    found = None
+    """Return what rounding put into the closed form, entry by entry.
+
+    Never more than one epsilon of the largest entry: a formula that differs from itself by more
+    has another mistake.
+    """
+    most, found = np.full(got.shape, EPSILON * np.abs(got).max(initial=0.0)), None
     with contextlib.suppress(Exception), np.errstate(all="ignore"):
         found = closed(x.astype(np.longdouble))
     wide = isinstance(found, np.ndarray) and np.finfo(found.dtype).eps < EPSILON
     if wide and found.shape == got.shape and np.all(np.isfinite(found)):
-        return 2 * np.abs(found - got).astype(np.float64)
+        return np.fmin(most, 2 * np.abs(found - got).astype(np.float64))
     with contextlib.suppress(Exception), jax.enable_x64(True):
-        return SAFETY * scatter(jax.make_jaxpr(closed)(x), [x])
-    return np.full(got.shape, EPSILON * np.abs(got).max(initial=0.0))
+        return np.fmin(most, SAFETY * scatter(jax.make_jaxpr(closed)(x), [x]))
+    return most
 
 
 def _compare(
