@@ -33,10 +33,20 @@ _NAMES = {
         "layer_norm",
         "register_norm",
     ),
-    "normjax.equation": (*("MODEL_NORM", "SHARED_NORM", "Learned", "Sublayer"),),
-    "normjax.mixing": ("LearnedWeights", "SoftmaxOverSources", "Streams", "Weights"),
+    "normjax.equation": (
+        *("MODEL_NORM", "SHARED_NORM", "Learned", "OnRows", "Started", "Sublayer"),
+    ),
+    "normjax.mixing": (
+        "LearnedWeights",
+        "RowGates",
+        "SoftmaxOverSources",
+        "StateGates",
+        "Streams",
+        "Weights",
+    ),
     "normjax.norm_derivatives": ("NormDerivative", "diagonal"),
-    "normjax.placements": ("PLACEMENTS", "Placement", "register_placement"),
+    "normjax.placement": ("Placement",),
+    "normjax.placements": ("PLACEMENTS", "register_placement"),
     "normjax.decoder": ("Decoder",),
     "normjax.decoder_config": ("DecoderConfig",),
     "normjax.jacobians.closed_forms": (

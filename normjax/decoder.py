@@ -19,10 +19,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from normjax.decoder_config import DecoderConfig, check
-from normjax.equation import FACTORS, MODEL_NORM, SHARED_NORM, SLOTS, Learned, Sublayer, fold
+from normjax.equation import FACTORS, SHARED_NORM, SLOTS, Learned, OnRows, Sublayer, fold
 from normjax.errors import UserError
 from normjax.layers import (
     DIAGNOSTICS,
@@ -59,6 +60,7 @@ class _Values:
         self.module, self.config, self.row = module, module.config, row
         self.factors, self.shared = factors, shared
         self.layers: dict[str, NormLayer] = {}
+        self.made: Params = {}  # by name: what is tied is made once
 
     def norm(self, slot: str, norm: Any, x: Array) -> Array:
         if slot == "pre_norm":
@@ -69,13 +71,10 @@ class _Values:
             x = tapped(self.module, "output", x)
         if norm is None:
             return x
-        rows = self._rows(x)
         for index, own in enumerate(self.row.norms(slot, self.config.depth)):
             on = self.factors.get(f"{slot}{index}", True)
-            rows = self._layer(slot, index, own)(rows) if on is True else jnp.where(
-                on, self._layer(slot, index, own)(rows), rows
-            )  # fmt: skip
-        return rows.reshape(x.shape)
+            x = normed(self.config, self._layer(slot, index, own), own, x, on)
+        return tapped(self.module, "normed", x) if slot == "mix_norm" else x
 
     def _layer(self, slot: str, index: int, norm: Any) -> NormLayer:
         if norm == SHARED_NORM:
@@ -89,9 +88,10 @@ class _Values:
 
     def times(self, name: str, factor: Any, x: Array) -> Array:
         if isinstance(factor, Learned):
-            factor = self.shared[name] if factor.shared else learned(
-                self.module, name, factor, self.factors[name]
-            )  # fmt: skip
+            own = factor.name or name
+            if not factor.shared and own not in self.made:
+                self.made[own] = learned(self.module, own, factor, self.factors[name])
+            factor = factor.of(self.shared if factor.shared else self.made, name)
         elif not isinstance(factor, int | float):
             factor = self.factors[name]
         if isinstance(factor, int | float):  # float(): a numpy float64 would widen x
@@ -102,7 +102,7 @@ class _Values:
         if name == "write":
             x = tapped(self.module, "branched", x)
         if hasattr(weights, "value"):
-            x = mixed_by(self.module, name, weights, state, x, self.factors["position"])
+            x = mixed_by(self.module, name, weights, state, x, self.factors["position"], self.made)
         elif name == "keep" and self._constant(name, weights) == 0.0:
             return None  # no path at all: not even of what is infinite
         elif name != "read":
@@ -118,13 +118,20 @@ class _Values:
         return written if kept is None else kept + written
 
     def _constant(self, name: str, factor: Any) -> float | None:
-        """Return a factor that is one number in all blocks, else None."""
+        """Return a factor that is one number in all blocks, else None; what is learned is none."""
+        if isinstance(factor, Learned):
+            return None
         found = factor if isinstance(factor, int | float) else self.factors.get(name)
         return found if isinstance(found, int | float) else None
 
-    def _rows(self, x: Array) -> Array:
-        width = self.config.width
-        return x if x.shape[-1] == width else x.reshape(*x.shape[:-1], -1, width)
+
+def normed(config: DecoderConfig, layer: NormLayer, held: Any, x: Array, on: Any = True) -> Array:
+    """Return x (..., n D) with the norm that a slot holds on each row that is to have it."""
+    rows = x if x.shape[-1] == config.width else x.reshape(*x.shape[:-1], -1, config.width)
+    if isinstance(held, OnRows):
+        on = on & np.isin(np.arange(rows.shape[-2]), held.rows)[:, None]
+    out = layer(rows)
+    return (out if on is True else jnp.where(on, out, rows)).reshape(x.shape)
 
 
 def learned(module: Any, name: str, factor: Learned, start: Any) -> Array:
@@ -133,14 +140,21 @@ def learned(module: Any, name: str, factor: Learned, start: Any) -> Array:
     return module.param(name, lambda key: jnp.full(shape, start, module.config.param_dtype))
 
 
-def mixed_by(module: Any, name: str, weights: Any, state: Array, x: Array, position: Any) -> Array:
-    """Return the rows of x (B, T, k D), mixed by weights that may depend on the state's rows."""
+def mixed_by(
+    module: Any, name: str, weights: Any, state: Array, x: Array, position: Any, made: Params
+) -> Array:
+    """Return the rows of x (B, T, k D), mixed by weights that may depend on the state's rows.
+
+    ``made``: the parameters that the sub-layer has made so far, by name; what is tied is in it.
+    """
     rows, own = (z.reshape(*z.shape[:-1], -1, module.config.width) for z in (state, x))
-    made = weights.parameters(position, *rows.shape[-2:])
-    params = {
-        k: module.param(f"{name}_{k}", lambda key, v=v: v.astype(module.config.param_dtype))
-        for k, v in made.items()
-    }
+    dtype, params = module.config.param_dtype, {}
+    for k, start in weights.parameters(position, *rows.shape[-2:]).items():
+        held = f"{getattr(weights, 'tied', '') or name}_{k}"
+        if held not in made:
+            draw = start if callable(start) else lambda key, v=start: v
+            made[held] = module.param(held, lambda key, draw=draw: draw(key).astype(dtype))
+        params[k] = made[held]
     w = weights.value(params, rows, position).astype(x.dtype)
     out = mixed(w, own, weights.per_feature)
     return out.reshape(*out.shape[:-2], -1)
@@ -199,7 +213,7 @@ class DecoderModule(nn.Module):
         that block L returns.
         """
         c = self.config
-        std = c.initialization.embedding_stddev(c.width)
+        std = c.initialization.embedding_stddev(c.width) * c.placement_row.embedding_gain(c.depth)
         embed_init = nn.initializers.normal(std)
         table_VD = self.param("embedding", embed_init, (self.vocabulary, c.width), c.param_dtype)
         h = x if part == "readout" else table_VD.astype(c.dtype)[x]
@@ -207,7 +221,7 @@ class DecoderModule(nn.Module):
             table_TD = self.param("positions", embed_init, (self.window, c.width), c.param_dtype)
             h = h + table_TD.astype(c.dtype)[: x.shape[1]]
         if part != "readout":
-            h = self._spread(h)
+            h = self._normed("embedding_norm", c.placement_row.embedding_norm, self._spread(h))
         if part == "embedding":
             return h
         if c.sublayers and part == "all":
@@ -240,14 +254,19 @@ class DecoderModule(nn.Module):
             return jnp.tile(h, n)
         return jnp.pad(h, ((0, 0), (0, 0), (0, (n - 1) * self.config.width)))
 
+    def _normed(self, name: str, held: Any, state: Array) -> Array:
+        own = None if held is None else norm_layer(self.config, name, held)
+        return state if own is None else normed(self.config, own, held, state)
+
     def _read_out(self, state: Array) -> Array:
         """Return what the output layer reads of the state: (B, T, D)."""
         c, streams = self.config, self.config.placement_row.streams
         if streams is None:
             return state
+        state = self._normed("readout_norm", streams.norm, state)
         if streams.readout is not None:
             position = c.depth * len(c.sublayers)
-            return mixed_by(self, "readout", streams.readout, state, state, position)
+            return mixed_by(self, "readout", streams.readout, state, state, position, {})
         return jnp.sum(state.reshape(*state.shape[:-1], c.rows, c.width), axis=-2)
 
     def _blocks(self, h: Array) -> Array:
@@ -287,7 +306,7 @@ def _factors(config: DecoderConfig) -> Factors:
             for index, on in enumerate(row.norms(slot, config.depth).values()):
                 if not all(on):
                     own[f"{slot}{index}"] = jnp.asarray(on)
-        if config.rows > 1:
+        if config.placement_row.streams is not None:
             own["position"] = jnp.asarray([(block - 1) * len(names) + i for block in blocks])
         out[branch] = own
     return out
@@ -341,7 +360,10 @@ class Decoder:
         make = jax.jit(partial(module.init, mutable=("params",)))
         with jax.threefry_partitionable(True):  # the words of a key, whatever JAX is set to
             variables: Any = make(key, jnp.zeros((1, self.window), jnp.int32))
-        return variables["params"]
+            rule = self.config.placement_row.after_init
+            if rule is None:
+                return variables["params"]
+            return jax.jit(partial(rule, self))(variables["params"])
 
     def apply(self, params: Params, tokens: Array) -> Array:
         """Return logits (B, T, V), float32 at least, for tokens (B, T) with T <= window."""
@@ -548,7 +570,7 @@ def slot_norms(config: DecoderConfig, block: int, sublayer: str) -> dict[str, tu
                 name = slot if index == 0 else f"{slot}_{index + 1}"
                 if norm == SHARED_NORM:
                     norm, name = row.at(block, config.depth).pre_norm, "pre_norm"
-                found[slot] = (config.norm_row if norm == MODEL_NORM else norm), name
+                found[slot] = config.norm_of(norm), name
     return found
 
 

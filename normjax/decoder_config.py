@@ -7,13 +7,15 @@ from typing import Any
 
 import jax
 
-from normjax import configs, placements
+from normjax import configs, placement
 from normjax.configs import field
+from normjax.equation import MODEL_NORM, OnRows, Started
 from normjax.errors import UserError
 from normjax.initializers import INITIALIZERS, Initialization
 from normjax.nonlinearities import NONLINEARITIES, Nonlinearity
 from normjax.norms import NORMS, Norm
-from normjax.placements import PLACEMENTS, Placement
+from normjax.placement import Placement
+from normjax.placements import PLACEMENTS
 
 MAX_DEPTH = 10_000
 ATTENTIONS = ("softmax", "none")
@@ -100,6 +102,18 @@ class DecoderConfig:
         """The norm of every slot that names none of its own."""
         return _row(NORMS, self.norm)
 
+    def norm_of(self, held: Any) -> Norm:
+        """Return the norm that a slot holds, as a row.
+
+        Raises:
+          UserError: a gain that starts otherwise, of a norm that has none.
+        """
+        if isinstance(held, OnRows):
+            return self.norm_of(held.norm)
+        if isinstance(held, Started):
+            return self.norm_of(held.norm).starting(gain=held.gain)
+        return self.norm_row if held == MODEL_NORM else held
+
     @property
     def mlp_row(self) -> Nonlinearity:
         """The nonlinearity of the MLP."""
@@ -184,7 +198,12 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
     """Raise :class:`UserError` for a decoder that cannot be built, naming field, value and fix."""
     configs.check(config, prefix)
     c = config
-    placements.check(c.placement_row, c.depth)
+    placement.check(c.placement_row, c.depth)
+    if c.placement_row.pairs and len(c.sublayers) != 2:
+        raise UserError(
+            f"{prefix}.placement={c.placement_row.title}: needs attention and an MLP in each block,"
+            " between which its streams alternate; use both, or another placement"
+        )
     if c.width % c.heads:
         divisors = [h for h in range(1, c.width + 1) if c.width % h == 0]
         nearest = min(divisors, key=lambda h: abs(h - c.heads))

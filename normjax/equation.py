@@ -2,12 +2,12 @@
 
 Every sub-layer (attention or MLP, the branch F) of a decoder with the state H computes
 
-    x = R(H),    H' = P( A S(H) + B Q( F( c N(x) ) ) )
+    x = R(U(H)),    H' = P( A S(H) + B Q( F( c N(x) ) ) )
 
 N is the pre-norm, what the branch reads through; Q the branch norm, what its output passes; S the
-skip norm, on what is kept; P the post-norm, on the whole. R reads the branch's input from the
-streams, A keeps them, B writes the branch to them. With one stream, R = S = identity and numbers
-A = a, B = b it is h' = P(a h + b Q(F(c N(h)))).
+skip norm, on what is kept; P the post-norm, on the whole; U the mix norm, on what R reads. R
+reads the branch's input from the streams, A keeps them, B writes the branch to them. With one
+stream, R = U = S = identity and numbers A = a, B = b it is h' = P(a h + b Q(F(c N(h)))).
 
 :func:`fold` goes through it once. The model, its closed-form Jacobian, the mean-field sizes, the
 words and the diagram are small algebras that it is folded with; each says what a norm, a branch, a
@@ -20,8 +20,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-SLOTS = ("pre_norm", "branch_norm", "skip_norm", "post_norm")
-"""N, Q, S and P, where a sub-layer may have a norm."""
+import numpy as np
+
+SLOTS = ("pre_norm", "branch_norm", "skip_norm", "post_norm", "mix_norm")
+"""N, Q, S, P and U, where a sub-layer may have a norm."""
 FACTORS = {"scale": "c", "keep": "a", "write": "b"}
 """What multiplies what the branch reads, what is kept, what the branch writes; with its letter."""
 MODEL_NORM = "model"
@@ -38,30 +40,86 @@ class Learned:
     """A factor that is trained.
 
     Attributes:
-      start: its value at initialization, or a schedule of it.
+      start: what is learned, at initialization, or a schedule of it.
       shape: "scalar" for one number, "feature" for one per feature.
       shared: whether the sub-layers of a block share it; else each has its own.
+      through: the factor as a function of what is learned, in operators and
+        ``x.__array_namespace__()``, so that NumPy and JAX have the same; None: the same.
+      name: of what is learned; factors of a sub-layer that name the same are tied to one another.
+        "": the factor's own.
+
+    >>> keep = Learned(0.2, through=lambda a: 1 - a, name="a")
+    >>> keep.of({"a": np.array(0.25)})
+    0.75
     """
 
     start: Any
     shape: str = "scalar"
     shared: bool = False
+    through: Callable[[Any], Any] | None = None
+    name: str = ""
+
+    def of(self, held: Any, factor: str = "") -> Any:
+        """Return the factor ("keep", ...) from what is learned, by name."""
+        own = held[self.name or factor]
+        return own if self.through is None else self.through(own)
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON (the start is evaluated by the sub-layer that has it)."""
-        return {"learned": self.shape, "start": self.start, "shared": self.shared}
+        out = {"learned": self.shape, "start": self.start, "shared": self.shared}
+        if self.through is not None:
+            out["through"] = [float(f"{x:.5g}") for x in self.through(np.asarray(_PROBES))]
+        return out | ({"name": self.name} if self.name else {})
+
+
+_PROBES = (-2.0, -0.5, -0.1, 0.0, 0.05, 0.3, 1.0, 3.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnRows:
+    """In a slot: a norm of some rows of the state alone; the others pass unchanged.
+
+    Attributes:
+      norm: what the slot would hold.
+      rows: which, from 0.
+    """
+
+    norm: Any
+    rows: tuple[int, ...]
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {"norm": plain(self.norm), "rows": list(self.rows)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """In a slot: a norm whose gain starts at another value than its row says.
+
+    Attributes:
+      norm: what the slot would hold.
+      gain: the start, as the norm's function sees it.
+    """
+
+    norm: Any
+    gain: float
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {"norm": plain(self.norm), "gain": self.gain}
 
 
 @dataclasses.dataclass(frozen=True)
 class Sublayer:
     """What one sub-layer puts into the equation.
 
-    A slot holds None (no norm), ``MODEL_NORM``, ``SHARED_NORM`` (the skip norm only) or a row of
-    the table of norms; a factor a number, :class:`Learned`, or weights that mix streams
-    (mixing.py). Each may be a schedule ``(l, L) -> value`` instead, so that blocks differ.
+    A slot holds None (no norm), ``MODEL_NORM``, ``SHARED_NORM`` (the skip norm only), a row of the
+    table of norms, or one of these in :class:`OnRows` or :class:`Started`; a factor a number,
+    :class:`Learned`, or weights that mix streams (mixing.py). Each may be a schedule
+    ``(l, L) -> value`` instead, so that blocks differ.
 
     Attributes:
-      pre_norm, branch_norm, skip_norm, post_norm: N, Q, S and P.
+      pre_norm, branch_norm, skip_norm, post_norm, mix_norm: N, Q, S, P and U.
       scale, keep, write: c, A and B.
       read: R, weights over streams; None for a decoder of one stream.
       inner_norms: which of "query", "key" and "value" attention normalizes, per head.
@@ -71,6 +129,7 @@ class Sublayer:
     branch_norm: Any = None
     skip_norm: Any = None
     post_norm: Any = None
+    mix_norm: Any = None
     scale: Any = 1.0
     keep: Any = 1.0
     write: Any = 1.0
@@ -109,7 +168,7 @@ class Sublayer:
         found = [self.at(block, depth) for block in range(1, depth + 1)]
         out = {}
         for each in dataclasses.fields(self):
-            values = [_plain(getattr(row, each.name)) for row in found]
+            values = [plain(getattr(row, each.name)) for row in found]
             same = all(value == values[0] for value in values)
             out[each.name] = values[0] if same else {"blocks": values}
         return out
@@ -120,7 +179,8 @@ def evaluated(value: Any, block: int, depth: int) -> Any:
     return value(block, depth) if callable(value) and not hasattr(value, "record") else value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return what a slot or a factor holds as JSON."""
     if hasattr(value, "record"):
         return value.record()
     return list(value) if isinstance(value, tuple) else value
@@ -146,7 +206,7 @@ class Algebra(Protocol):
 
 
 def fold(row: Any, state: Any, algebra: Any) -> Any:
-    """Return H' = P(A S(H) + B Q(F(c N(R(H))))) in an algebra.
+    """Return H' = P(A S(H) + B Q(F(c N(R(U(H)))))) in an algebra.
 
     Args:
       row: a :class:`Sublayer`, or anything with its attributes.
@@ -167,7 +227,7 @@ def fold(row: Any, state: Any, algebra: Any) -> Any:
     >>> fold(Sublayer(pre_norm=MODEL_NORM), "h", Letters())
     'h + F(p(h))'
     """
-    x = algebra.mix("read", row.read, state, state)
+    x = algebra.mix("read", row.read, state, algebra.norm("mix_norm", row.mix_norm, state))
     read = algebra.times("scale", row.scale, algebra.norm("pre_norm", row.pre_norm, x))
     out = algebra.norm("branch_norm", row.branch_norm, algebra.branch(read))
     kept = algebra.norm("skip_norm", row.skip_norm, state)

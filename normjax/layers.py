@@ -110,9 +110,8 @@ _metered.defvjp(lambda x, meter: (x, None), _measured)
 
 
 def norm_layer(config: DecoderConfig, name: str, norm: Any = MODEL_NORM) -> NormLayer:
-    """Return a norm, the config's own or another row, as a module of that name."""
-    row = config.norm_row if norm == MODEL_NORM else norm
-    return NormLayer(row, config.norm_eps, config.param_dtype, name=name)
+    """Return what a slot holds, the config's own norm or another, as a module of that name."""
+    return NormLayer(config.norm_of(norm), config.norm_eps, config.param_dtype, name=name)
 
 
 # --- positions
@@ -165,7 +164,8 @@ class Attention(nn.Module):
         gain = c.placement_row.branch_gain(c.depth)
         q = Linear(K * G * C, c, std(K * G * C), name="query")(x_BTD)
         k = Linear(K * C, c, std(K * C), name="key")(x_BTD)
-        v = Linear(K * C, c, gain * std(K * C), name="value")(x_BTD)
+        own = gain * c.placement_row.value_gain
+        v = Linear(K * C, c, own * std(K * C), name="value")(x_BTD)
         q = q.reshape(batch, length, K * G, C)
         k = k.reshape(batch, length, K, C)
         v = v.reshape(batch, length, K, C)

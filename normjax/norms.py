@@ -509,6 +509,21 @@ class Norm:
         shapes = {"feature": (width,), "scalar": ()}
         return {p.name: np.full(shapes[p.shape], p.start) for p in self.parameters}
 
+    def starting(self, **starts: float) -> Norm:
+        """Return the norm with other start values, as its function sees them.
+
+        >>> NORMS["rmsnorm_offset"].starting(gain=0.0).parameters[0].start
+        -1.0
+        """
+        known = [p.name for p in self.parameters]
+        for name in starts:
+            check_choice(f"norm={self.title}: the start of", name, known)
+        own = tuple(
+            dataclasses.replace(p, start=starts[p.name] - p.offset) if p.name in starts else p
+            for p in self.parameters
+        )
+        return dataclasses.replace(self, parameters=own)
+
     def seen(self, name: str, value: Any) -> Any:
         """Return a parameter as the function sees it: with its offset."""
         offset = next((p.offset for p in self.parameters if p.name == name), 0.0)

@@ -22,7 +22,7 @@ from normjax.jacobians.branch_jacobians import (
 from normjax.jacobians.verification import SCALES, verify
 from normjax.layers import MLP, Attention
 from normjax.nonlinearities import NONLINEARITIES
-from normjax.placements import PLACEMENTS
+from normjax.placements import COMMON, PLACEMENTS
 
 WIDTH, LENGTH, DEPTH, VOCABULARY = 8, 4, 3, 11
 
@@ -194,7 +194,8 @@ def test_a_block_is_its_sublayers(pre):
 
 
 CASES = [
-    *((name, {}) for name in PLACEMENTS),
+    *(pytest.param(name, {}, marks=() if name in COMMON else pytest.mark.slow)
+      for name in PLACEMENTS),
     ("post", {"norm_eps": 0.0}),
     pytest.param("sandwich", {"norm_eps": 0.0}, marks=pytest.mark.slow),
     *((name, {"residual": False}) for name in ("pre", "post")),

@@ -13,11 +13,11 @@ import pytest
 from normjax import layers as attention
 from normjax.decoder import Decoder, DecoderConfig, check
 from normjax.errors import UserError
-from normjax.placements import PLACEMENTS
+from normjax.placements import COMMON
 
 V, T = 11, 6
 TINY = DecoderConfig(depth=2, width=16, heads=2, tied=False)
-EVERY = [(name, residual) for name in PLACEMENTS for residual in (True, False)]
+EVERY = [(name, residual) for name in COMMON for residual in (True, False)]
 
 
 def some(*names, pairs=EVERY, marks=pytest.mark.slow):

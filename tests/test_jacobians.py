@@ -24,7 +24,7 @@ from normjax.jacobians.closed_forms import (
 from normjax.jacobians.verification import SCALES, VerificationError, verify
 from normjax.norm_derivatives import NormDerivative
 from normjax.norms import NORMS, Norm, Parameter
-from normjax.placements import PLACEMENTS
+from normjax.placements import COMMON, PLACEMENTS
 
 WIDTH = 12
 EPS = (0.0, 1e-6, 1e-2)
@@ -482,7 +482,7 @@ class Functions:
         return kept + written
 
 
-ONE_STREAM = [name for name, row in PLACEMENTS.items() if row.streams is None]
+ONE_STREAM = [name for name in COMMON if PLACEMENTS[name].streams is None]
 
 
 @pytest.mark.parametrize("residual", [True, False])

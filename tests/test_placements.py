@@ -15,14 +15,15 @@ from normjax.initializers import Initialization
 from normjax.jacobians.blocks import Parts
 from normjax.mixing import SoftmaxOverSources, Streams, Weights
 from normjax.norms import NORMS
-from normjax.placements import PLACEMENTS, Placement, register_placement
+from normjax.placement import Placement
+from normjax.placements import COMMON, PLACEMENTS, register_placement
 from normjax.training import train
 from normjax.training.train import Hyper, TrainConfig
 
 D = 5
 DEPTH = 6
 
-# Which of N, Q, S and P is a norm in attention and MLP, whether the decoder ends with one, and
+# Which of N, Q, S, P and U is a norm in attention and MLP, whether the decoder ends with one, and
 # (a, b, c) of block 3 of 6; None where weights mix streams.
 PUBLISHED = {
     "pre": ("N", "N", True, (1, 1, 1)),
@@ -51,13 +52,13 @@ def factors(row):
 # --- the table ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("name", COMMON)
 def test_every_row_is_as_published(name):
     row = PLACEMENTS[name]
     *norms, final, constants = PUBLISHED[name]
     for branch, letters in zip(("attention", "mlp"), norms, strict=True):
         own = row.of(branch).at(3, DEPTH)
-        held = "".join(letter for letter, slot in zip("NQSP", SLOTS, strict=True)
+        held = "".join(letter for letter, slot in zip("NQSPU", SLOTS, strict=True)
                        if getattr(own, slot) is not None)  # fmt: skip
         assert held == letters
         for found, published in zip(factors(own), constants, strict=True):
@@ -92,7 +93,7 @@ def test_layernorm_scaling_is_one_over_the_root_of_the_block():
 def test_what_is_learned():
     learned = {
         name: (row.attention.write.shape, row.attention.write.shared)
-        for name, row in PLACEMENTS.items()
+        for name, row in ((name, PLACEMENTS[name]) for name in COMMON)
         if isinstance(row.attention.write, Learned)
     }
     assert learned == {
@@ -121,7 +122,7 @@ def test_titles_and_colours_are_told_apart():
     rows = PLACEMENTS.values()
     assert len({row.title for row in rows}) == len(PLACEMENTS)
     colours = [row.colour for row in rows if row.colour]
-    assert len(set(colours)) == len(colours) == len(PLACEMENTS) - 1  # pre-norm: the baseline's
+    assert len(set(colours)) == len(colours) == len(COMMON) - 1  # pre-norm: the baseline's
 
 
 # --- the equation ---------------------------------------------------------------------------------
@@ -152,12 +153,12 @@ class Matrices:
 def test_the_fold_is_the_equation():
     """With linear maps it is P (a S + b Q F c N), each map in its own place."""
     rng = np.random.default_rng(0)
-    n, q, s, p, f = (rng.normal(size=(D, D)) for _ in range(5))
+    n, q, s, p, u, f = (rng.normal(size=(D, D)) for _ in range(6))
     row = Sublayer(**dict.fromkeys(SLOTS, MODEL_NORM))
     algebra = Matrices(
-        dict(zip(SLOTS, (n, q, s, p), strict=True)), f, {"scale": 0.3, "keep": 1.7, "write": 0.7}
+        dict(zip(SLOTS, (n, q, s, p, u), strict=True)), f, {"scale": 0.3, "keep": 1.7, "write": 0.7}
     )
-    expected = p @ (1.7 * s + 0.7 * q @ f @ (0.3 * n))
+    expected = p @ (1.7 * s + 0.7 * q @ f @ (0.3 * n @ u))
     np.testing.assert_allclose(fold(row, np.eye(D), algebra), expected, rtol=1e-13)
 
 

@@ -10,7 +10,8 @@ import pytest
 import report_workdirs
 
 from normjax.equation import MODEL_NORM, Sublayer
-from normjax.placements import PLACEMENTS, Placement
+from normjax.placement import Placement
+from normjax.placements import COMMON, PLACEMENTS
 from normjax.reporting import drawing, effects, explanations, findings, loading, trends, wording
 from normjax.reporting.results import Results
 
@@ -251,7 +252,7 @@ def test_crossing_within_noise_is_not_clear(tmp_path):
     assert "within the noise" in _text(results)
 
 
-ONE_STREAM = [name for name, row in PLACEMENTS.items() if row.streams is None]
+ONE_STREAM = [name for name in COMMON if PLACEMENTS[name].streams is None]
 
 
 def recorded(row):

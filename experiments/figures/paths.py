@@ -7,7 +7,8 @@ from matplotlib.patches import FancyBboxPatch
 
 from experiments.figures.sheet import LOOKS, SHOWN
 from normjax.equation import SLOTS
-from normjax.placements import PLACEMENTS, Placement
+from normjax.placement import Placement
+from normjax.placements import PLACEMENTS
 from normjax.reporting import drawing, explanations
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, INK, MUTED, ORANGE, PANEL, PAPER

@@ -45,7 +45,7 @@ from normjax.decoder import Decoder
 from normjax.decoder_config import MAX_DEPTH, DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.blocks import MAX_DENSE, Parts
-from normjax.placements import PLACEMENTS
+from normjax.placements import COMMON, PLACEMENTS
 from normjax.reporting.wording import counted
 from normjax.runs import estimates, machine, preflight, provenance, runner
 from normjax.runs.experiment import Options, Outcome, working_in
@@ -59,7 +59,7 @@ from normjax.training.trained import TrainedRun, run_folders
 class SpectrumConfig:
     """What is measured."""
 
-    placements: tuple[str, ...] = field((), "empty: all of the table", choices=PLACEMENTS)
+    placements: tuple[str, ...] = field(COMMON, "of the table", choices=PLACEMENTS, fewest=1)
     depths: tuple[int, ...] = field(
         (2, 4, 8, 16), "depths at which stacks are initialized", least=1, most=MAX_DEPTH
     )
@@ -113,7 +113,7 @@ def get_config(preset: str) -> SpectrumExperiment:
 def run(config: SpectrumExperiment, preset: str, options: Options) -> Outcome | None:
     """Train what is to be measured, measure it, draw the page."""
     check(config)
-    names = config.spectrum.placements or tuple(PLACEMENTS)
+    names = config.spectrum.placements
     folders = [folder for path in config.spectrum.runs for folder in run_folders(path)]
     corpus = corpora.open_corpus(config.data)
     if options.dry_run:

@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 from normjax.decoder import Decoder, Layer, slot_norms
-from normjax.equation import FACTORS, Learned, fold
+from normjax.equation import FACTORS, Learned, OnRows, fold
 from normjax.errors import UserError, check_choice
 from normjax.jacobians.branch_jacobians import (
     attention_jacobian,
@@ -381,13 +381,15 @@ class Part:
         mixes = {
             k: self._mix(k, getattr(row, k), params, rows["before"], factors, x)
             for k, x in (
-                ("read", rows["before"]), ("keep", rows["before"]), ("write", rows["branched"]),
+                ("read", rows.get("normed", rows["before"])), ("keep", rows["before"]),
+                ("write", rows["branched"]),
             )
             if hasattr(getattr(row, k), "value")
         }  # fmt: skip
         points = {
             "pre_norm": at["mixed"], "branch_norm": at["output"],
             "skip_norm": rows["before"] if n > 1 else h, "post_norm": at["sum"],
+            "mix_norm": rows["before"] if n > 1 else h,
         }  # fmt: skip
         if n > 1:
             points["post_norm"] = rows["sum"]
@@ -395,6 +397,11 @@ class Part:
             slot: norm_jacobian(norm, points[slot], params.get(holder), config.norm_eps)
             for slot, (norm, holder) in slot_norms(config, block, name).items()
         }
+        for slot, J in maps.items():
+            held = getattr(row, slot)
+            if isinstance(held, OnRows):
+                others = [i for i in range(n) if i not in held.rows]
+                J[..., others, :, :] = np.eye(d)
         inner = self._branch_jacobian(name, params["branch"], at["read"], whole)
         columns = {k: _column(self._factor(k, getattr(row, k), params, block)) for k in FACTORS}
         algebra = Tangents(maps, inner, columns, mixes, whole, n)
@@ -404,11 +411,12 @@ class Part:
         """Return c, A or B of a block as a number or one per feature; 1 where weights mix rows."""
         if isinstance(factor, Learned):
             held = self.parts.layer(block)[0] if factor.shared else params
-            return np.asarray(held[name], np.float64)
+            own = np.asarray(held[factor.name or name], np.float64)
+            return np.asarray(factor.of({factor.name or name: own}, name))
         return factor if isinstance(factor, int | float) else 1.0
 
     def _mix(self, name, weights, params, state, factors, rows) -> Mix:
-        prefix = f"{name}_"
+        prefix = f"{getattr(weights, 'tied', '') or name}_"
         own = {k.removeprefix(prefix): v for k, v in params.items() if k.startswith(prefix)}
         position = int(factors["position"])
         with jax.enable_x64(True):

@@ -197,7 +197,9 @@ class _Sizes:
 
     def times(self, name: str, factor: Any, x: _Size) -> _Size:
         if isinstance(factor, Learned):
-            factor = _rms(self.shared(name) if factor.shared else self.leaf(name))
+            own = factor.name or name
+            held = self.shared(own) if factor.shared else self.leaf(own)
+            factor = _rms(factor.of({own: held}, name))
         if not isinstance(factor, int | float):
             raise _NoLawError("what mixes streams has none")
         w = float(factor)
