@@ -18,6 +18,7 @@ import pytest
 
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.jacobians.blocks import Parts
+from normjax.mixing import Sinkhorn
 from normjax.placements import COMMON, PLACEMENTS
 from normjax.reporting import explanations
 
@@ -29,7 +30,8 @@ CATALOGUE = [name for name in PLACEMENTS if name not in COMMON]
 
 def built(name, depth=L, spread=0.3, **changes):
     """A decoder in float64 and its parameters, each away from where it starts."""
-    fixed = {"depth": depth, "width": D, "heads": 2, "norm_eps": EPS, "placement": name}
+    fixed = {"depth": depth, "width": D, "heads": 2, "norm_eps": EPS, "placement": name,
+             "mlp_width": D, "scan_layers": True}  # fmt: skip
     with jax.enable_x64(True):
         config = DecoderConfig(**(fixed | {"dtype": "float64", "param_dtype": "float64"} | changes))
         model = Decoder(config, V, T)
@@ -40,7 +42,7 @@ def built(name, depth=L, spread=0.3, **changes):
 
 def logits(model, params):
     with jax.enable_x64(True):
-        return np.asarray(model.apply(params, jnp.asarray(TOKENS)))
+        return np.asarray(jax.jit(model.apply)(params, jnp.asarray(TOKENS)))
 
 
 def rms(x, gain=1.0, eps=EPS):
@@ -60,32 +62,33 @@ class Run:
     def __init__(self, model, params):
         self.model, self.params, self.L = model, params, model.config.depth
         self.h = params["embedding"][TOKENS]
-        self.steps = [(l, s) for l in range(1, self.L + 1) for s in ("attention", "mlp")]
+        self.steps = [(b, s) for b in range(1, self.L + 1) for s in ("attention", "mlp")]
 
-    def F(self, l, s, x):
+    def F(self, b, s, x):
         with jax.enable_x64(True):
-            branch = self.model.pieces(self.params, l, s)["branch"]
+            branch = self.model.pieces(self.params, b, s)["branch"]
             return np.asarray(branch(jnp.asarray(x)))
 
-    def own(self, l, s, *path):
+    def own(self, b, s, *path):
         found = self.params["blocks"][s]
         for key in path:
             found = found[key]
-        return found[l - 1]
+        return found[b - 1]
 
-    def N(self, l, s, x, slot="pre_norm", offset=0.0):
-        return rms(x, offset + self.own(l, s, slot, "gain"))
+    def N(self, b, s, x, slot="pre_norm", offset=0.0):
+        return rms(x, offset + self.own(b, s, slot, "gain"))
 
     def out(self, h, name="final_norm"):
         return rms(h, self.params[name]["gain"]) @ self.params["embedding"].T
 
 
-def pre_like(a=lambda r, l, s: 1.0, b=lambda r, l, s: 1.0, q=False):
+def pre_like(keep=lambda r, b, s: 1.0, write=lambda r, b, s: 1.0, q=False):
     def recurrence(r):
         h = r.h
-        for l, s in r.steps:
-            out = r.F(l, s, r.N(l, s, h))
-            h = a(r, l, s) * h + b(r, l, s) * (r.N(l, s, out, "branch_norm") if q else out)
+        for b, s in r.steps:
+            out = r.F(b, s, r.N(b, s, h))
+            out = r.N(b, s, out, "branch_norm") if q else out
+            h = keep(r, b, s) * h + write(r, b, s) * out
         return r.out(h)
 
     return recurrence
@@ -93,113 +96,113 @@ def pre_like(a=lambda r, l, s: 1.0, b=lambda r, l, s: 1.0, q=False):
 
 def keel(r):
     h = r.h
-    for l, s in r.steps:
-        h = r.N(l, s, 2 * r.L * h + r.F(l, s, r.N(l, s, h)), "post_norm")
+    for b, s in r.steps:
+        h = r.N(b, s, 2 * r.L * h + r.F(b, s, r.N(b, s, h)), "post_norm")
     return h @ r.params["embedding"].T
 
 
 def mix_ln(r):
     h = r.h
-    for l, s in r.steps:
-        if l <= r.L / 4:
-            h = r.N(l, s, h + r.F(l, s, h), "post_norm")
+    for b, s in r.steps:
+        if b <= r.L / 4:
+            h = r.N(b, s, h + r.F(b, s, h), "post_norm")
         else:
-            h = h + r.F(l, s, r.N(l, s, h))
+            h = h + r.F(b, s, r.N(b, s, h))
     return r.out(h)
 
 
 def branch_normed(r):
     h = r.h
-    for l, s in r.steps:
-        h = h + r.N(l, s, r.F(l, s, h), "branch_norm")
+    for b, s in r.steps:
+        h = h + r.N(b, s, r.F(b, s, h), "branch_norm")
     return r.out(h)
 
 
 def minimax(r):
     h = r.h
-    for l, s in r.steps:
-        h = r.N(l, s, h)
-        h = (2 * r.L) ** 0.25 * h + r.F(l, s, h)
+    for b, s in r.steps:
+        h = r.N(b, s, h)
+        h = (2 * r.L) ** 0.25 * h + r.F(b, s, h)
     return r.out(h)
 
 
-def beam_k(l, s):
-    return 2 * l + (s == "mlp")
+def beam_k(b, s):
+    return 2 * b + (s == "mlp")
 
 
 def muse_spark(r):
     h = rms(r.h)
-    for l, s in r.steps:
-        b = sigmoid(r.own(l, s, "gate") / 0.3)
-        a = np.sqrt(np.maximum(1 - b**2, 1e-3))
-        h = a * h + b * rms(r.F(l, s, r.N(l, s, h, offset=1.0)))
+    for b, s in r.steps:
+        gate = sigmoid(r.own(b, s, "gate") / 0.3)
+        a = np.sqrt(np.maximum(1 - gate**2, 1e-3))
+        h = a * h + gate * rms(r.F(b, s, r.N(b, s, h, offset=1.0)))
     return r.out(h)
 
 
 def no_norm(r):
     h = r.h
-    for l, s in r.steps:
-        h = h + r.F(l, s, h)
+    for b, s in r.steps:
+        h = h + r.F(b, s, h)
     return h @ r.params["embedding"].T
 
 
 def admin(r):
     h = r.h
-    for l, s in r.steps:
-        h = r.N(l, s, r.own(l, s, "keep") * h + r.F(l, s, h), "post_norm")
+    for b, s in r.steps:
+        h = r.N(b, s, r.own(b, s, "keep") * h + r.F(b, s, h), "post_norm")
     return h @ r.params["embedding"].T
 
 
 def token_gate(r):
     h = r.h
-    for l, s in r.steps:
-        p = {k: r.own(l, s, f"write_{k}") for k in ("projection", "base", "size")}
+    for b, s in r.steps:
+        p = {k: r.own(b, s, f"write_{k}") for k in ("projection", "base", "size")}
         g = 2 * sigmoid(p["size"] * (rms(h, eps=1e-6) @ p["projection"]) + p["base"][0])
-        h = h + g * r.F(l, s, r.N(l, s, h))
+        h = h + g * r.F(b, s, r.N(b, s, h))
     return r.out(h)
 
 
 def parallel(r):
     h = r.h
-    for l in range(1, r.L + 1):
-        h = h + sum(r.F(l, s, r.N(l, s, h)) for s in ("attention", "mlp"))
+    for b in range(1, r.L + 1):
+        h = h + sum(r.F(b, s, r.N(b, s, h)) for s in ("attention", "mlp"))
     return r.out(h)
 
 
 def residual(r):
     x = total = r.h
-    for l, s in r.steps:
-        f = r.F(l, s, x)
-        x, total = r.N(l, s, x + f, "post_norm"), total + f
+    for b, s in r.steps:
+        f = r.F(b, s, x)
+        x, total = r.N(b, s, x + f, "post_norm"), total + f
     h = x + rms(total, r.params["readout_norm"]["gain"])
     return h @ r.params["embedding"].T
 
 
 def siamesenorm(r):
     gains = [r.params["embedding_norm"]["gain"]]
-    gains += [r.own(l, s, "post_norm", "gain") for l, s in r.steps]
+    gains += [r.own(b, s, "post_norm", "gain") for b, s in r.steps]
     x = y = r.h
-    for (l, s), g in zip(r.steps, gains, strict=False):
+    for (b, s), g in zip(r.steps, gains, strict=False):
         x = rms(x, g)
-        z = r.F(l, s, r.N(l, s, x + r.N(l, s, y, "mix_norm")))
-        x, y = x + z / np.sqrt(2 * ((l - 1) + 1)), y + z
+        z = r.F(b, s, r.N(b, s, x + r.N(b, s, y, "mix_norm")))
+        x, y = x + z / np.sqrt(2 * ((b - 1) + 1)), y + z
     return r.out(rms(x, gains[-1]) + rms(y, r.params["readout_norm"]["gain"]))
 
 
 def spannorm(r):
     x = r.h
-    for l in range(1, r.L + 1):
-        read = r.N(l, "attention", x) if l == 1 else x
-        y = r.N(l, "mlp", x + r.F(l, "attention", read))
-        x = r.N(l, "mlp", x + r.F(l, "mlp", y), "post_norm")
+    for b in range(1, r.L + 1):
+        read = r.N(b, "attention", x) if b == 1 else x
+        y = r.N(b, "mlp", x + r.F(b, "attention", read))
+        x = r.N(b, "mlp", x + r.F(b, "mlp", y), "post_norm")
     return x @ r.params["embedding"].T
 
 
 def dynamic_hyper_connections(r):
     """H' = A_r^T H + B F(A_m^T H)^T, each of them static + s tanh(r(H) W), as in the paper."""
     H = np.stack([r.h, r.h], axis=-2)  # (B, T, n, D)
-    for l, s in r.steps:
-        p = {f"{w}_{k}": r.own(l, s, f"{w}_{k}") for w in ("read", "keep", "write")
+    for b, s in r.steps:
+        p = {f"{w}_{k}": r.own(b, s, f"{w}_{k}") for w in ("read", "keep", "write")
              for k in ("static", "vectors", "size")}  # fmt: skip
         turned = {w: p[f"{w}_size"] * np.tanh(rms(H, eps=1e-6) @ p[f"{w}_vectors"])
                   for w in ("read", "keep", "write")}  # fmt: skip
@@ -207,7 +210,7 @@ def dynamic_hyper_connections(r):
         A_r = p["keep_static"].T + turned["keep"]  # (n, n): from the first to the second index
         B = p["write_static"] + turned["write"]  # (n, 1)
         x = np.einsum("btnm,btnd->btmd", A_m, H)[..., 0, :]
-        f = r.F(l, s, r.N(l, s, x))
+        f = r.F(b, s, r.N(b, s, x))
         H = np.einsum("btnm,btnd->btmd", A_r, H) + B * f[..., None, :]
     return r.out(H.sum(axis=-2))
 
@@ -221,8 +224,8 @@ def gates(r, H, get, prefix, shape):
 def mhc(r):
     """DeepSeek-V4 as shipped: softmax + eps, columns, 19 x (rows, columns); streams comb^T H."""
     H = np.stack([r.h] * 4, axis=-2)
-    for l, s in r.steps:
-        get = partial(r.own, l, s)
+    for b, s in r.steps:
+        get = partial(r.own, b, s)
         pre = sigmoid(gates(r, H, get, "read", (4,))[..., :]) + 1e-6
         post = 2 * sigmoid(gates(r, H, get, "write", (4, 1)))[..., 0]
         comb = gates(r, H, get, "keep", (4, 4))
@@ -232,7 +235,7 @@ def mhc(r):
             comb = comb / (comb.sum(-1, keepdims=True) + 1e-6)
             comb = comb / (comb.sum(-2, keepdims=True) + 1e-6)
         x = np.einsum("btn,btnd->btd", pre.reshape(*H.shape[:3]), H)
-        f = r.F(l, s, r.N(l, s, x))
+        f = r.F(b, s, r.N(b, s, x))
         H = post[..., None] * f[..., None, :] + np.swapaxes(comb, -1, -2) @ H
     w = sigmoid(gates(r, H, r.params.__getitem__, "readout", (1, 4)))[..., 0, :]
     return r.out(np.einsum("btn,btnd->btd", w, H))
@@ -240,11 +243,11 @@ def mhc(r):
 
 def ihc(r):
     H = np.stack([r.h] * 4, axis=-2)
-    for l, s in r.steps:
-        get = partial(r.own, l, s)
+    for b, s in r.steps:
+        get = partial(r.own, b, s)
         pre = sigmoid(gates(r, H, get, "read", (1, 4)))[..., 0, :]
         post = 2 * sigmoid(gates(r, H, get, "write", (4, 1)))
-        H = H + post * r.F(l, s, r.N(l, s, np.einsum("btn,btnd->btd", pre, H)))[..., None, :]
+        H = H + post * r.F(b, s, r.N(b, s, np.einsum("btn,btnd->btd", pre, H)))[..., None, :]
     return r.out(H.sum(axis=-2))
 
 
@@ -255,9 +258,9 @@ def block_attention_residuals(r):
         return np.einsum("btn,btnd->btd", e / e.sum(-1, keepdims=True), keys)
 
     done, running = [r.h], None
-    for l, s in r.steps:
+    for b, s in r.steps:
         sources = done if running is None else [*done, running]
-        f = r.F(l, s, r.N(l, s, read(sources, r.own(l, s, "read_query"))))
+        f = r.F(b, s, r.N(b, s, read(sources, r.own(b, s, "read_query"))))
         running = f if running is None else running + f
         if s == "mlp":
             done, running = [*done, running], None
@@ -266,11 +269,11 @@ def block_attention_residuals(r):
 
 def denseformer(r):
     states = [r.h]
-    for l in range(1, r.L + 1):
-        alpha = r.own(l, "attention", "read_weights")
+    for b in range(1, r.L + 1):
+        alpha = r.own(b, "attention", "read_weights")
         h = sum(a * x for a, x in zip(alpha, states, strict=False))
         for s in ("attention", "mlp"):
-            h = h + r.F(l, s, r.N(l, s, h))
+            h = h + r.F(b, s, r.N(b, s, h))
         states.append(h)
     alpha = r.params["readout_weights"]
     return r.out(sum(a * x for a, x in zip(alpha, states, strict=True)))
@@ -278,29 +281,29 @@ def denseformer(r):
 
 def x0_mix(r):
     h = r.h
-    for l, s in r.steps:
+    for b, s in r.steps:
         if s == "attention":
-            own, first = r.own(l, s, "read_weights")
+            own, first = r.own(b, s, "read_weights")
             h = own * h + first * r.h
-        h = h + r.F(l, s, r.N(l, s, h))
+        h = h + r.F(b, s, r.N(b, s, h))
     return r.out(h)
 
 
 RECURRENCES = {
     "keel": keel,
     "mix_ln": mix_ln,
-    "inverse_root_depth": pre_like(b=lambda r, l, s: (2 * r.L) ** -0.5),
-    "completep": pre_like(b=lambda r, l, s: 1 / r.L),
-    "minicpm": pre_like(b=lambda r, l, s: 1.4 / np.sqrt(r.L)),
+    "inverse_root_depth": pre_like(write=lambda r, b, s: (2 * r.L) ** -0.5),
+    "completep": pre_like(write=lambda r, b, s: 1 / r.L),
+    "minicpm": pre_like(write=lambda r, b, s: 1.4 / np.sqrt(r.L)),
     "depth_scaled_sandwich": pre_like(q=True),
     "zero_gain": branch_normed,
     "minimax": minimax,
     "beam": pre_like(
-        lambda r, l, s: np.sqrt((beam_k(l, s) - 1) / beam_k(l, s)),
-        lambda r, l, s: np.sqrt(1 / beam_k(l, s)), q=True,
+        lambda r, b, s: np.sqrt((beam_k(b, s) - 1) / beam_k(b, s)),
+        lambda r, b, s: np.sqrt(1 / beam_k(b, s)), q=True,
     ),
     "muse_spark": muse_spark,
-    "doge": pre_like(lambda r, l, s: r.own(l, s, "keep")),
+    "doge": pre_like(lambda r, b, s: r.own(b, s, "keep")),
     "t_fixup": no_norm,
     "admin": admin,
     "token_gate": token_gate,
@@ -322,3 +325,251 @@ def test_a_row_is_its_published_recurrence(name):
     model, params = built(name)
     found, expected = logits(model, params), RECURRENCES[name](Run(model, params))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
+# --- the board of exact identities ----------------------------------------------------------------
+
+STARTS_AS_PRE = ("token_gate", "doge", "x0_mix", "denseformer")
+"""At their start these are pre-norm, whatever the weights and eps."""
+IN_PROPORTION = (
+    "hyper_connections", "dynamic_hyper_connections", "ihc", "attention_residuals",
+    "block_attention_residuals",
+)  # fmt: skip
+"""At their start these carry multiples of pre-norm's stream: the same for norms without eps."""
+SCALED = {"inverse_root_depth": (2 * L) ** -0.5, "completep": 1 / L, "minicpm": 1.4 * L**-0.5}
+
+
+def lent(name, params, **changes):
+    """A decoder of a row with the parameters of another, what only it has at its start."""
+    model, fresh = built(name, spread=0.0, **changes)
+
+    def merged(own, other):
+        if isinstance(own, dict):
+            return {k: merged(v, other.get(k)) if other else v for k, v in own.items()}
+        return own if other is None else other
+
+    return model, merged(fresh, params)
+
+
+def agree(one, other, tolerance=1e-12):
+    expected = logits(*other)
+    np.testing.assert_allclose(
+        logits(*one), expected, rtol=0, atol=tolerance * np.abs(expected).max()
+    )
+
+
+@pytest.mark.parametrize("name", STARTS_AS_PRE)
+def test_a_gate_a_vector_a_mix_start_as_prenorm(name):
+    pre = built("pre", bias=True)
+    agree(lent(name, pre[1], bias=True), pre)
+    moved, params = lent(name, pre[1], bias=True)
+    params = jax.tree.map(lambda x: x + 0.1, params)
+    assert np.abs(logits(moved, params) - logits(pre[0], jax.tree.map(lambda x: x + 0.1, pre[1]))
+                  ).max() > 1e-3 * np.abs(logits(*pre)).max()  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PROPORTION)
+def test_equal_streams_and_equal_sources_are_prenorm_in_proportion(name):
+    """A mean, or n copies, of what pre-norm sums; with an eps its norms see another size."""
+    pre = built("pre", norm_eps=0.0)
+    model, params = lent(name, pre[1], norm_eps=0.0)
+    params = _without_projections(params)
+    agree((model, params), pre)
+    agree_not = lent(name, built("pre", norm_eps=0.3)[1], norm_eps=0.3)
+    with pytest.raises(AssertionError):
+        agree((agree_not[0], _without_projections(agree_not[1])), built("pre", norm_eps=0.3))
+
+
+def _without_projections(params):
+    flat, tree = jax.tree_util.tree_flatten_with_path(params)
+    zero = [np.zeros_like(x) if "projection" in path[-1].key else x for path, x in flat]
+    return jax.tree.unflatten(tree, zero)
+
+
+def test_mhc_of_equal_streams_is_prenorm_where_its_matrix_is_doubly_stochastic():
+    """As shipped its matrix is so to 1e-6 a sub-layer, without the eps of Sinkhorn to rounding."""
+    pre = built("pre", norm_eps=0.0)
+    row = PLACEMENTS["mhc"]
+    keep = dataclasses.replace(row.attention.keep, squash=Sinkhorn(20, 0.0))
+    exact = dataclasses.replace(row, attention=dataclasses.replace(row.attention, keep=keep))
+    found = {}
+    for each in (exact, "mhc"):
+        model, params = lent(each, pre[1], norm_eps=0.0)
+        params = _without_projections(params)
+        found[each == "mhc"] = np.abs(logits(model, params) - logits(*pre)).max()
+    assert found[False] < 1e-12 * np.abs(logits(*pre)).max()
+    assert 1e-12 < found[True] < 1e-4
+
+
+def test_the_exact_side_of_sinkhorn_is_that_of_its_last_division():
+    """Rows of W, each new stream, sum to 1 but for eps; columns leak with the logits' spread."""
+    rng = np.random.default_rng(0)
+    off = {}
+    for spread in (0.3, 5.0):
+        with jax.enable_x64(True):
+            W = np.asarray(Sinkhorn().value(jnp.asarray(spread * rng.normal(size=(200, 4, 4)))))
+        assert np.abs(W.sum(-1) - 1).max() < 2e-6 and W.min() > 0
+        off[spread] = np.abs(W.sum(-2) - 1).max()
+    assert off[0.3] < 1e-4 and off[5.0] > 1e-3
+    # At the shipped start all logits are zero: the streams collapse to their mean at once.
+    values = np.linalg.svd(np.asarray(Sinkhorn().value(jnp.zeros((4, 4)))))[1]
+    np.testing.assert_allclose(values, [1, 0, 0, 0], atol=1e-5)
+
+
+def test_beam_times_the_root_of_k_is_the_sandwich():
+    """sqrt(k) h of Beam is the sandwich's stream; its norms must see no eps (T17)."""
+    sandwich = built("sandwich", norm_eps=0.0)
+    agree(lent("beam", sandwich[1], norm_eps=0.0), sandwich)
+
+
+def test_minimax_is_deepnorm_with_other_brackets():
+    """The post-norm of one sub-layer is the norm of the next; the embedding must have size 1."""
+    deepnorm, params = built("deepnorm", norm_eps=0.0)
+    params["embedding"] = rms(params["embedding"], eps=0.0)
+    model, own = lent("minimax", params, norm_eps=0.0)
+    gains = [params["blocks"][s]["post_norm"]["gain"][b] for b in range(L)
+             for s in ("attention", "mlp")]  # fmt: skip
+    for i, gain in enumerate([np.ones(D), *gains[:-1]]):
+        own["blocks"][("attention", "mlp")[i % 2]]["pre_norm"]["gain"][i // 2] = gain
+    own["final_norm"]["gain"] = gains[-1]
+    agree((model, own), (deepnorm, params))
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_constant_on_the_branch_is_one_on_its_output_matrix(name):
+    pre, params = built("pre")
+    smaller = jax.tree.map(np.copy, params)
+    smaller["blocks"]["attention"]["branch"]["output"]["kernel"] *= SCALED[name]
+    smaller["blocks"]["mlp"]["branch"]["out"]["kernel"] *= SCALED[name]
+    agree(lent(name, params), (pre, smaller))
+
+
+def test_mix_ln_without_a_post_norm_block_is_prenorm():
+    pre = built("pre", depth=3)  # a quarter of three blocks is none
+    agree(lent("mix_ln", pre[1], depth=3), pre, tolerance=1e-15)
+
+
+def test_what_residual_reads_is_postnorm():
+    post = built("post")
+    model, params = lent("residual", post[1])
+    params["readout_norm"]["gain"] = np.zeros(D)
+    agree((model, params), post)
+
+
+def test_admin_with_equal_weights_is_postnorm_and_its_start_is_the_profile():
+    post = built("post")
+    model, params = lent("admin", post[1])
+    for s in ("attention", "mlp"):
+        params["blocks"][s]["keep"] = np.ones((L, D))
+    agree((model, params), post)
+    # w_1 = 1, w_{i+1}^2 = w_i^2 Var(h_i) + Var(F_i), in a pass with these weights.
+    model, params = built("admin", spread=0.0)
+    run = Run(model, params)
+    h, w = params["embedding"][(np.arange(4 * T) % V).reshape(4, T)], 1.0
+    for b, s in run.steps:
+        np.testing.assert_allclose(run.own(b, s, "keep"), w, rtol=1e-6)
+        f = run.F(b, s, h)
+        h, w = run.N(b, s, w * h + f, "post_norm"), np.sqrt(w**2 * h.var() + f.var())
+    assert w > 1.2
+
+
+@pytest.mark.parametrize("name", ["rezero", "skipinit", "zero_gain"])
+def test_what_starts_at_zero_is_the_identity(name):
+    model, params = built(name, depth=2, spread=0.0)
+    part = Parts(model, params).stack(1, 2)
+    h = np.random.default_rng(0).normal(size=(3, D))
+    np.testing.assert_array_equal(part(h), h)
+    J = part.sequence_jacobian(h).reshape(3 * D, 3 * D)
+    np.testing.assert_array_equal(J, np.eye(3 * D))
+
+
+def test_muse_spark_keeps_the_sum_of_squares():
+    row = PLACEMENTS["muse_spark"].attention
+    g = {"gate": np.linspace(-2, 0.9, 50)}
+    a, b = row.keep.of(g, "keep"), row.write.of(g, "write")
+    np.testing.assert_allclose(a**2 + b**2, 1, rtol=1e-15)
+    assert row.keep.of({"gate": np.array(30.0)}) == np.sqrt(1e-3)  # where 1 - b^2 is cut off
+
+
+def test_starts_are_as_documented():
+    for name, gain in (("depth_scaled_sandwich", L**-0.5), ("zero_gain", 0.0)):
+        for norm, offset in (("rmsnorm", 0.0), ("rmsnorm_offset", 1.0)):
+            params = built(name, spread=0.0, norm=norm)[1]
+            start = offset + params["blocks"]["mlp"]["branch_norm"]["gain"]
+            np.testing.assert_allclose(start, gain, rtol=1e-7)
+    fixed, plain = (built(name, spread=0.0, init="xavier")[1] for name in ("t_fixup", "none"))
+    for path, factor in {
+        ("embedding",): (9 * L) ** -0.25,
+        ("blocks", "attention", "branch", "query", "kernel"): 1.0,
+        ("blocks", "attention", "branch", "value", "kernel"): (9 * L) ** -0.25 * 2**0.5,
+        ("blocks", "mlp", "branch", "out", "kernel"): (9 * L) ** -0.25,
+    }.items():
+        one, other = fixed, plain
+        for key in path:
+            one, other = one[key], other[key]
+        np.testing.assert_allclose(one, factor * other, rtol=1e-6)
+
+
+# --- every row ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in COMMON else n for n in PLACEMENTS]
+)
+def test_every_row_is_a_decoder(name):
+    """Causal by gradient, gradients finite, scanned = unrolled, vmap, closed form = autodiff."""
+    model, params = built(name, depth=2)
+    unrolled = built(name, depth=2, scan_layers=False)[0]
+    with jax.enable_x64(True):
+        tokens = jnp.asarray(TOKENS)
+        whole = jax.jit(model.apply)(params, tokens)
+        agree = partial(np.testing.assert_allclose, rtol=0, atol=1e-12 * float(abs(whole).max()))
+        agree(jax.jit(unrolled.apply)(params, tokens), whole)
+        stacked = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), params)
+        agree(jax.vmap(model.apply, (0, None))(stacked, tokens)[0], whole)
+        state = model.embed(params, tokens)
+
+        def seen(h):  # what the first two positions come to, by all states before block 1
+            for block in (1, 2):
+                h = model.block(model.layer(params, block), h)
+            return jnp.sum(jnp.sin(model.readout(params, h)[:, :2]))
+
+        slope = np.asarray(jax.jit(jax.grad(seen))(state))
+        assert np.all(slope[:, 2:] == 0) and np.all(np.any(slope[:, :2] != 0, axis=-1))
+        loss = lambda p: jnp.sum(jnp.sin(model.apply(p, tokens)))  # noqa: E731
+        gradients = jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(params))
+    assert all(np.all(np.isfinite(g)) for _, g in gradients)
+    idle = [jax.tree_util.keystr(path) for path, g in gradients if not np.any(g)]
+    assert not idle, f"parameters that change nothing: {idle}"
+    part = Parts(model, params).sublayer(2, "mlp")
+    h = np.random.default_rng(0).normal(size=(3, model.config.state_width))
+    with jax.enable_x64(True):
+        expected = np.asarray(jax.jit(jax.jacfwd(part))(jnp.asarray(h)))
+    np.testing.assert_allclose(
+        part.sequence_jacobian(h), expected, rtol=0, atol=1e-13 * np.abs(expected).max()
+    )
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_row_is_said_and_recorded(name):
+    row = PLACEMENTS[name]
+    assert row.title and row.source and row.summary and row.action
+    record = DecoderConfig(depth=L, placement=name).record()
+    assert json.loads(json.dumps(record)) == record
+    said = explanations.equation(record)
+    assert said and "F(" in said and explanations.jacobian(record)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_row_computes_in_bfloat16(name):
+    """Finite, and as far from float32 as the 8 bits of its numbers are, over four blocks."""
+    params = Decoder(DecoderConfig(depth=2, width=D, heads=2, placement=name), V, T).init(
+        jax.random.key(0)
+    )
+    whole, narrow = (
+        Decoder(DecoderConfig(depth=2, width=D, heads=2, placement=name, dtype=dtype), V, T)
+        for dtype in ("float32", "bfloat16")
+    )
+    expected = np.asarray(whole.apply(params, jnp.asarray(TOKENS)))
+    found = np.asarray(narrow.apply(params, jnp.asarray(TOKENS)), np.float32)
+    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
