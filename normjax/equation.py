@@ -22,6 +22,8 @@ from typing import Any, Protocol
 
 SLOTS = ("pre_norm", "branch_norm", "skip_norm", "post_norm")
 """N, Q, S and P, where a sub-layer may have a norm."""
+INNER = ("query", "key", "value")
+"""What attention may normalize inside."""
 FACTORS = {"scale": "c", "keep": "a", "write": "b"}
 """What multiplies what the branch reads, what is kept, what the branch writes; with its letter."""
 MODEL_NORM = "model"
@@ -64,7 +66,8 @@ class Sublayer:
       pre_norm, branch_norm, skip_norm, post_norm: N, Q, S and P.
       scale, keep, write: c, A and B.
       read: R, weights over streams; None for a decoder of one stream.
-      inner_norms: which of "query", "key" and "value" attention normalizes, per head.
+      inner_norms: which of "query", "key" and "value" attention normalizes: "query" each head by
+        itself, "query over heads" all heads together.
     """
 
     pre_norm: Any = None
@@ -113,6 +116,16 @@ class Sublayer:
             same = all(value == values[0] for value in values)
             out[each.name] = values[0] if same else {"blocks": values}
         return out
+
+
+def inner_norm(entry: str) -> tuple[str, str]:
+    """Return what an entry of ``inner_norms`` normalizes, and over what: "head" or "heads".
+
+    >>> inner_norm("key"), inner_norm("key over heads")
+    (('key', 'head'), ('key', 'heads'))
+    """
+    name, _, over = entry.partition(" over ")
+    return name, over or "head"
 
 
 def evaluated(value: Any, block: int, depth: int) -> Any:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from normjax.equation import MODEL_NORM, SHARED_NORM, Learned, Sublayer
+from normjax.equation import INNER, MODEL_NORM, SHARED_NORM, Learned, Sublayer
 from normjax.errors import UserError
 from normjax.mixing import LearnedWeights, SoftmaxOverSources, Streams, append, nth, one_hot
 from normjax.registry import Registry
@@ -127,9 +127,13 @@ def check(row: Placement, depth: int = 12) -> None:
                 f"{where}: skip_norm=SHARED_NORM needs a pre_norm to share, one for all blocks;"
                 " name it, or give the skip norm parameters of its own"
             )
-        unknown = [name for name in own.inner_norms if name not in ("query", "key", "value")]
+        known = [f"{name}{over}" for over in ("", " over heads") for name in INNER]
+        unknown = [entry for entry in own.inner_norms if entry not in known]
         if unknown:
-            raise UserError(f"{where}: inner_norms has {unknown[0]!r}; must be query, key, value")
+            raise UserError(
+                f"{where}: inner_norms has {unknown[0]!r}; must be query, key, value, each with or"
+                " without ' over heads'"
+            )
 
 
 _PRE = Sublayer(pre_norm=MODEL_NORM)

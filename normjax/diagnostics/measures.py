@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.diagnostics.definitions import DEAD, SATURATED
-from normjax.norms import power_of_two_near
+from normjax.norm_functions import power_of_two_near
 
 
 def wide(x: Array) -> Array:

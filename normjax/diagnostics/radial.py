@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.diagnostics.measures import rms, unit, wide
-from normjax.norms import Norm, power_of_two_near
+from normjax.norm_functions import power_of_two_near
+from normjax.norms import Norm
 
 
 def returned(norm: Norm, eps: float, x: Array, y: Array, pulled: Array, bias: Array) -> Array:
