@@ -57,8 +57,8 @@ class NormDerivative:
       radial: k, (...), the factor left along u; J u = k w u.
       centered: whether P removes the mean (then u has mean zero).
       dual: v, (..., d), with v u = 1, zero where u is; None: u itself. Not beside ``centered``.
-      taken: 1 - k, (...), where ``dual`` is given: entries of v may be large, and then what
-        rounding a k near 1 loses of it counts.
+      taken: 1 - k, (...), for a ``dual``: its entries may be large, and then what rounding of a k
+        near 1 takes from 1 - k is seen. None: formed from k.
     """
 
     weight: Floats
@@ -75,18 +75,19 @@ class NormDerivative:
 
     def matrix(self) -> Floats:
         """Return J, (..., d, d), every entry right to rounding of the larger of its two parts."""
-        u, v, d = self.direction, self.covector, self.direction.shape[-1]
-        if self.taken is not None:
-            inner = -self.taken[..., None, None] * u[..., :, None] * v[..., None, :]
-            product = u * v
-            diagonal = self._has_tangent * (1 - product) + self.radial[..., None] * product
-            inner[..., np.arange(d), np.arange(d)] = np.where(u == 0, 1.0, diagonal)
-            return self.weight[..., :, None] * inner
-        tangent = -u[..., :, None] * v[..., None, :] - (1 / d if self.centered else 0.0)
+        u, d = self.direction, self.direction.shape[-1]
         index = np.arange(d)
+        if self.dual is not None:
+            taken = 1 - self.radial if self.taken is None else self.taken
+            inner = -taken[..., None, None] * u[..., :, None] * self.dual[..., None, :]
+            share = u * self.dual
+            inner[..., index, index] = self._has_tangent * (1 - share)
+            inner[..., index, index] += self.radial[..., None] * share
+            return self.weight[..., :, None] * inner
+        tangent = -u[..., :, None] * u[..., None, :] - (1 / d if self.centered else 0.0)
         tangent[..., index, index] = self._tangent_diagonal()
         tangent = np.where(self._has_tangent[..., None], tangent, 0.0)
-        outer = u[..., :, None] * v[..., None, :]
+        outer = u[..., :, None] * u[..., None, :]
         return self.weight[..., :, None] * (tangent + self.radial[..., None, None] * outer)
 
     def jvp(self, v: Floats) -> Floats:
@@ -148,7 +149,7 @@ class NormDerivative:
         return self._has_tangent * rest + self.radial[..., None] * along * u
 
     def _tangent_diagonal(self) -> Floats:
-        """The diagonal of P - u v^T; at most one entry would be lost to cancellation."""
+        """The diagonal of P - u u^T; at most one entry would be lost to cancellation."""
         u, d = self.direction, self.direction.shape[-1]
         diagonal = 1 - u * u - (1 / d if self.centered else 0.0)
         top = np.argmax(np.abs(u), axis=-1)[..., None]
@@ -435,7 +436,7 @@ def seed_norm_derivative(
 
     r(h) is RMSNorm without gain, J_r its derivative.
     """
-    own = rms_norm_derivative(x, eps=eps)
+    own, x = rms_norm_derivative(x, eps=eps), _all_or_none(x)
     beta = np.broadcast_to(beta, x.shape)
     product = np.sum(x * beta, axis=-1, keepdims=True)
     gain = alpha * np.tanh(product) + (1.0 if gain is None else gain)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax import norms
 from normjax.equation import FACTORS, SLOTS, Learned, fold
 from normjax.errors import UserError
 from normjax.jacobians.branch_jacobians import softmax_gauge, softmax_jacobian
@@ -23,6 +22,7 @@ from normjax.jacobians.closed_forms import (
 )
 from normjax.jacobians.verification import SCALES, VerificationError, verify
 from normjax.norm_derivatives import NormDerivative
+from normjax.norm_functions import rms_norm
 from normjax.norms import NORMS, Norm, Parameter
 from normjax.placements import PLACEMENTS
 
@@ -37,8 +37,11 @@ def parameters_of(norm, kind, d=WIDTH, seed=1):
     gain = {"uniform": np.full(d, 1.5), "spread": np.exp(rng.standard_normal(d))}.get(kind)
     if gain is None:
         gain = np.exp(rng.standard_normal(d)) * (np.arange(d) % 3 > 0)
-    drawn = {"gain": gain, "bias": rng.standard_normal(d)}
-    return {p.name: drawn[p.name] - p.offset for p in norm.parameters}
+    bias, drawn = rng.standard_normal(d), {}
+    for p in norm.parameters:
+        given = {"gain": gain, "bias": bias}.get(p.name, 0.4 * rng.standard_normal(p.shape_at(d)))
+        drawn[p.name] = (given if p.shape_at(d) else np.ravel(given)[-1]) - p.offset
+    return drawn
 
 
 def point(seed=0, d=WIDTH):
@@ -126,7 +129,7 @@ def test_leading_axes_are_many_points():
 
 
 @pytest.mark.parametrize("eps", EPS)
-@pytest.mark.parametrize("name", ["rmsnorm", "rmsnorm_offset", "layernorm", "identity"])
+@pytest.mark.parametrize("name", NORMS)
 def test_singular_values_for_a_uniform_gain(name, eps):
     parameters = parameters_of(NORMS[name], "uniform")
     values = norm_singular_values(name, point(), parameters, eps)
@@ -170,9 +173,9 @@ def test_a_row_says_of_many_points_what_its_derivative_is_blind_to(name, eps):
     """What the closed form at eps = 0 maps to zero, at all points at once, for any gain."""
     row = NORMS[name]
     x = np.random.default_rng(8).standard_normal((2, 3, WIDTH)) + 0.3
-    parameters = {k: np.random.default_rng(9).uniform(-2, 2, WIDTH) for k in row.started(WIDTH)}
+    parameters = parameters_of(row, "spread", seed=9)
     right, left = row.null_directions(x, parameters, eps)
-    m = {"nothing": 0, "length": 1, "length and mean": 2}[row.forgets]
+    m = {"nothing": 0, "length": 1, "mean": 1, "length and mean": 2}[row.forgets]
     assert right.shape == left.shape == (*x.shape, m)
     J = row.derivative_at(x, parameters, 0.0).matrix()
     np.testing.assert_allclose(J @ right, 0, atol=2e-14)
@@ -241,7 +244,7 @@ def test_the_law_of_a_norm_is_its_jacobian_along_and_across_the_stream(name):
     t = point(2) - point(2).mean()
     t = t - (u @ t) * u
     J = norm_jacobian(name, h, eps=eps)
-    slope, kept = law.slope(mean_square, eps), law.kept(mean_square, eps)
+    slope, kept = law.factor(mean_square, eps, WIDTH), law.kept(mean_square, eps)
     np.testing.assert_allclose(J @ u, slope * kept * u, rtol=0, atol=1e-14)
     np.testing.assert_allclose(J @ t, slope * t, rtol=0, atol=1e-14)
     assert norm_derivative(name, h, eps=eps).radial == pytest.approx(kept, rel=1e-14)
@@ -287,7 +290,7 @@ def test_verify_names_the_entry_of_a_wrong_formula():
         J[2, 7] *= 1 + 1e-9
         return J
 
-    result = verify(lambda x: norms.rms_norm(x), wrong, point(), scales=(1.0,))
+    result = verify(lambda x: rms_norm(x), wrong, point(), scales=(1.0,))
     assert not result.passed and result.entry == (2, 7)
     assert result.relative_error == pytest.approx(1e-9, rel=1e-3)
     assert result.expected == pytest.approx(norm_jacobian("rmsnorm_plain", point())[2, 7])
@@ -467,7 +470,7 @@ def test_every_placement_of_a_branch_equals_autodiff(name, gains, eps, residual)
 
     def algebra():
         maps = {
-            k: lambda x, p=p: norms.rms_norm(x, jnp.asarray(p["gain"]), eps=eps)
+            k: lambda x, p=p: rms_norm(x, jnp.asarray(p["gain"]), eps=eps)
             for k, p in parameters.items()
         }
         return Functions(maps, {k: jnp.asarray(f) for k, f in factors.items()})
