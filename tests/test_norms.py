@@ -1,6 +1,7 @@
 """Norms against 60-digit arithmetic, closed-form Jacobians, and the hazards of float ranges."""
 
 import functools
+import json
 import math
 from decimal import Decimal, getcontext
 
@@ -715,3 +716,15 @@ def test_the_record_of_a_norm_is_its_values_at_an_eps_of_a_millionth():
     expected = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
     found = NORMS["rmsnorm"].record()["values"]
     np.testing.assert_allclose(found, expected.ravel(), rtol=6e-5)
+
+
+def test_records_are_json_and_a_start_that_depends_on_the_width_is_seen_at_several():
+    for row in NORMS.values():
+        assert json.loads(json.dumps(row.record())) == row.record()
+    plain = {"name": "gain", "start": 1.0, "shape": "feature", "offset": 0.0}
+    assert NORMS["rmsnorm"].record()["parameters"] == [plain]
+    (gain,) = NORMS["scalenorm"].record()["parameters"]
+    assert gain["shape"] == "scalar"
+    assert all(start == math.sqrt(int(width)) for width, start in gain["start"].items())
+    down = NORMS["gatednorm"].record()["parameters"][1]
+    assert (down["shape"], down["spread"]) == (["feature", 128], 0.02)
