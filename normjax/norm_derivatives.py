@@ -439,9 +439,9 @@ def seed_norm_derivative(
     own, x = rms_norm_derivative(x, eps=eps), _all_or_none(x)
     beta = np.broadcast_to(beta, x.shape)
     product = np.sum(x * beta, axis=-1, keepdims=True)
-    gain = alpha * np.tanh(product) + (1.0 if gain is None else gain)
+    whole = alpha * np.tanh(product) + np.broadcast_to(1.0 if gain is None else gain, x.shape)
     turned = alpha * own.weight * x * _sech_square(product)
-    return Matrices(gain[..., None] * own.matrix() + turned[..., None] * beta[..., None, :])
+    return Matrices(whole[..., None] * own.matrix() + turned[..., None] * beta[..., None, :])
 
 
 def gated_norm_derivative(
