@@ -441,9 +441,9 @@ def l2_clip(x: Array, *, threshold: float | None = None) -> Array:
       UserError: a threshold that is not finite and above 0.
 
     >>> import jax.numpy as jnp
-    >>> l2_clip(jnp.array([[1.0, 2.0], [6.0, 8.0]]), threshold=5.0).round(3)
-    Array([[1., 2.],
-           [3., 4.]], dtype=float32)
+    >>> y = l2_clip(jnp.array([[1.0, 2.0], [6.0, 8.0]]), threshold=5.0)
+    >>> [[round(float(v), 3) for v in row] for row in y]
+    [[1.0, 2.0], [3.0, 4.0]]
 
     References:
       Inkling-2, queries and keys, as the transformers library 5.24 has it (inkling2).
