@@ -199,7 +199,8 @@ def test_a_row_has_its_values_by_its_derivative(name, gain):
 def test_the_values_of_every_row_are_those_of_its_dense_jacobian(name, scale):
     """By automatic differentiation and a dense SVD, as parameters start and after some steps."""
     row, rng = norms.NORMS[name], np.random.default_rng(11)
-    for d, eps in ((2, 0.0), (9, 0.0), (9, 1e-2)):
+    # In two dimensions LayerNorm's is zero but for eps, and autodiff gives rounding instead.
+    for d, eps in ((3, 0.0), (9, 0.0), (9, 1e-2)):
         h = scale * rng.normal(size=d)
         moved = {p.name: 0.3 * rng.normal(size=p.shape_at(d)) for p in row.parameters}
         for own in (row.started(d), moved):
