@@ -9,7 +9,7 @@ import jax
 
 from normjax import configs, placement
 from normjax.configs import field
-from normjax.equation import MODEL_NORM, OnRows, Started
+from normjax.equation import MODEL_NORM, OnRows, Started, inner_norm
 from normjax.errors import UserError
 from normjax.initializers import INITIALIZERS, Initialization
 from normjax.nonlinearities import NONLINEARITIES, Nonlinearity
@@ -51,7 +51,11 @@ class DecoderConfig:
     final_norm: str = field(
         "auto", "norm before the output layer; auto: by placement", choices=FINAL_NORMS
     )
-    qk_norm: bool = field(False, "normalize queries and keys per head")
+    qk_norm: bool = field(False, "normalize queries and keys")
+    qk_norm_over: str = field(
+        "head", "what qk_norm takes its statistics from: each head, or all heads together",
+        choices=("head", "heads"),
+    )  # fmt: skip
     attention_softcap: float = field(
         0.0, "cap c of attention logits, c tanh(x/c); 0: none", least=0, most=1e6
     )
@@ -125,10 +129,11 @@ class DecoderConfig:
         return tuple(name for name in ("attention", "mlp") if getattr(self, name) != "none")
 
     @property
-    def inner_norms(self) -> tuple[str, ...]:
-        """Which of "query", "key" and "value" attention normalizes per head."""
-        own = self.placement_row.of("attention").inner_norms
-        return tuple(dict.fromkeys((*(("query", "key") if self.qk_norm else ()), *own)))
+    def inner_norms(self) -> dict[str, str]:
+        """Which of "query", "key" and "value" attention normalizes, and over what: each "head" by
+        itself, or all "heads" together. Where the placement says something, that holds."""
+        asked = dict.fromkeys(("query", "key") if self.qk_norm else (), self.qk_norm_over)
+        return asked | dict(map(inner_norm, self.placement_row.of("attention").inner_norms))
 
     @property
     def rows(self) -> int:

@@ -24,6 +24,8 @@ import numpy as np
 
 SLOTS = ("pre_norm", "branch_norm", "skip_norm", "post_norm", "mix_norm")
 """N, Q, S, P and U, where a sub-layer may have a norm."""
+INNER = ("query", "key", "value")
+"""What attention may normalize inside."""
 FACTORS = {"scale": "c", "keep": "a", "write": "b"}
 """What multiplies what the branch reads, what is kept, what the branch writes; with its letter."""
 MODEL_NORM = "model"
@@ -122,7 +124,8 @@ class Sublayer:
       pre_norm, branch_norm, skip_norm, post_norm, mix_norm: N, Q, S, P and U.
       scale, keep, write: c, A and B.
       read: R, weights over streams; None for a decoder of one stream.
-      inner_norms: which of "query", "key" and "value" attention normalizes, per head.
+      inner_norms: which of "query", "key" and "value" attention normalizes: "query" each head by
+        itself, "query over heads" all heads together.
     """
 
     pre_norm: Any = None
@@ -172,6 +175,16 @@ class Sublayer:
             same = all(value == values[0] for value in values)
             out[each.name] = values[0] if same else {"blocks": values}
         return out
+
+
+def inner_norm(entry: str) -> tuple[str, str]:
+    """Return what an entry of ``inner_norms`` normalizes, and over what: "head" or "heads".
+
+    >>> inner_norm("key"), inner_norm("key over heads")
+    (('key', 'head'), ('key', 'heads'))
+    """
+    name, _, over = entry.partition(" over ")
+    return name, over or "head"
 
 
 def evaluated(value: Any, block: int, depth: int) -> Any:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.decoder_config import DecoderConfig
-from normjax.equation import MODEL_NORM
+from normjax.equation import INNER, MODEL_NORM
 from normjax.mixing import softmax_over
 from normjax.norms import NormLayer
 
@@ -166,13 +166,7 @@ class Attention(nn.Module):
         k = Linear(K * C, c, std(K * C), name="key")(x_BTD)
         own = gain * c.placement_row.value_gain
         v = Linear(K * C, c, own * std(K * C), name="value")(x_BTD)
-        q = q.reshape(batch, length, K * G, C)
-        k = k.reshape(batch, length, K, C)
-        v = v.reshape(batch, length, K, C)
-        q, k, v = (
-            norm_layer(c, f"{name}_norm")(x) if name in c.inner_norms else x
-            for name, x in (("query", q), ("key", k), ("value", v))
-        )
+        q, k, v = (_normed_heads(c, name, x) for name, x in zip(INNER, (q, k, v), strict=True))
         if c.positions == "rotary":
             angles = rotary_angles(length, C, dtype=wide(q.dtype))
             q, k = rotate(q, angles), rotate(k, angles)
@@ -198,6 +192,15 @@ class Attention(nn.Module):
             o, self.variables["params"]["output"]["kernel"], c.heads
         ))  # fmt: skip
         return written
+
+
+def _normed_heads(config: DecoderConfig, name: str, x: Array) -> Array:
+    """Return queries, keys or values by head, with their norm: (B, T, H C) -> (B, T, H, C)."""
+    over = config.inner_norms.get(name)
+    if over == "heads":
+        x = norm_layer(config, f"{name}_norm")(x)
+    x = x.reshape(*x.shape[:-1], -1, config.head_width)
+    return norm_layer(config, f"{name}_norm")(x) if over == "head" else x
 
 
 def _largest_seen(logits: Array, causal: Array, group: int) -> Array:

@@ -25,7 +25,7 @@ from jax import Array
 
 from normjax.equation import plain
 from normjax.norm_derivatives import Floats, rms_norm_derivative
-from normjax.norms import rms_norm
+from normjax.norm_functions import rms_norm
 
 
 def softmax_over(there: Array, logits: Array) -> Array:

@@ -1,25 +1,7 @@
-"""Normalizations: pure functions, the table of them, and thin Flax modules.
+"""The table of normalizations, and thin Flax modules of its rows.
 
-Every norm divides a vector x of d features by a scale and multiplies it by a gain,
-
-    y = gain * x / s + bias,        s = sqrt(mean(x^2) + eps)        (RMSNorm)
-
-with eps **inside** the root, in units of the mean square. Statistics are computed in float32 at
-least (float64 stays float64), whatever the input's dtype; the result is cast to that dtype last.
-
-Range. A mean of squares overflows float32 for entries from 1.8e19 on and vanishes below 1e-19; both
-give a silently wrong 0 or infinity. Here x is first divided by a power of two near its largest
-entry, which is exact, so that the result is right for every finite input, subnormal numbers
-included. (XLA reads subnormal floats as zero; they are recovered from their bits.) A zero vector
-gives zeros; its derivative is gain/sqrt(eps), and zero by convention where eps = 0 leaves it
-undefined. A vector with a NaN or an infinity is NaN in every feature, and so are its derivatives:
-its scale is not known, and zeros beside the bad entry would look like an answer. (For one infinite
-entry the limit is [0, .., sqrt(d), .., 0]; but an infinity is an overflow, not a limit.) One bound:
-at a constant vector beyond 8e34 the derivative of LayerNorm in float32 comes out as zero, since
-sqrt(eps) relative to it is no normal float.
-
-Derivatives are hand-written with ``jax.custom_jvp`` because autodiff would square the range problem
-again. The rules are themselves made of such functions, so every order, forward and reverse, works.
+A row says all that anyone asks about a norm; the functions themselves are in
+:mod:`normjax.norm_functions`, with what they do at the ends of the range, at zero and at NaN.
 """
 
 from __future__ import annotations
@@ -27,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -37,235 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from normjax import norm_derivatives as derivatives
+from normjax import norm_functions as functions
 from normjax.errors import UserError, check_choice
-from normjax.norm_derivatives import (
-    Floats,
-    Matrices,
-    NormDerivative,
-    NullDirections,
-    identity_derivative,
-    layer_norm_derivative,
-    orthonormal,
-    rms_norm_derivative,
-)
+from normjax.norm_derivatives import Floats, Matrices, NormDerivative, NullDirections, orthonormal
 from normjax.registry import Registry
-
-# --- range-safe building blocks -----------------------------------------------------------------
-
-
-def _statistics_dtype(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def _bits(x: Array) -> Array:
-    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"int{jnp.finfo(x.dtype).bits}"))
-
-
-def _power_of_two(bits: Array, dtype: Any) -> Array:
-    """The largest power of two not above x > 0, kept where it and its inverse are normal."""
-    info = jnp.finfo(dtype)
-    exponent = bits & jnp.asarray(((1 << info.nexp) - 1) << info.nmant, bits.dtype)
-    power = jax.lax.bitcast_convert_type(exponent, dtype)
-    return jnp.clip(power, info.smallest_normal, 0.25 / info.smallest_normal)
-
-
-def power_of_two_near(largest: Array) -> tuple[Array, Array]:
-    """Return (c, 1 / c) for numbers >= 0: c a power of two near them, both of them normal numbers.
-
-    What is at most ``largest`` can be multiplied by 1 / c, squared and summed; dividing by
-    ``largest`` itself would not do: near the end of the range its inverse is read as zero. 1 / c is
-    walled off from the compiler, which would move it out of the sum of squares.
-    """
-    c = _power_of_two(_bits(largest), largest.dtype)
-    return c, jax.lax.optimization_barrier(1 / c)
-
-
-def _at_most(bound: float, product: Array) -> Array:
-    """Return a product that is known not to pass ``bound``, walled off from the compiler.
-
-    XLA reassociates products: (a r)(a r) becomes (a a)(r r), which overflows where a r does not.
-    It does not look through a minimum.
-    """
-    return jnp.minimum(product, bound)
-
-
-def _scaled(x: Array, r: Array) -> Array:
-    """x r, with subnormal entries of x read from their bits."""
-    info = jnp.finfo(x.dtype)
-    bits = _bits(x)
-    mantissa = bits & jnp.asarray((1 << info.nmant) - 1, bits.dtype)
-    is_subnormal = (bits >> info.nmant) & ((1 << info.nexp) - 1) == 0
-    significand = jnp.where(bits < 0, -mantissa, mantissa).astype(x.dtype) * 2.0**-info.nmant
-    significand = _at_most(1.0, significand)
-    return jnp.where(is_subnormal, significand * _at_most(1.0, info.smallest_normal * r), x * r)
-
-
-@jax.custom_jvp
-def _rescale(x: Array, floor: Array) -> tuple[Array, Array]:
-    """Return (x r, r): r is the inverse of a power of two near max(|x|_max, floor)."""
-    # Non-negative floats are ordered as their bits are, subnormal ones included.
-    magnitude = _bits(x) & jnp.asarray(jnp.iinfo(_bits(x).dtype).max, _bits(x).dtype)
-    largest = jnp.maximum(jnp.max(magnitude, axis=-1, keepdims=True), _bits(floor))
-    # Where all is zero, a huge r would only turn a large tangent into infinity times zero.
-    r = jnp.where(largest == 0, 1, 1 / _power_of_two(largest, x.dtype))
-    return _scaled(x, r), r
-
-
-@_rescale.defjvp
-def _rescale_jvp(primals, tangents):
-    z, r = _rescale(*primals)
-    return (z, r), (tangents[0] * r, jnp.zeros_like(r))  # r is piecewise constant
-
-
-@jax.custom_jvp
-def _center(z: Array) -> Array:
-    """Subtract the mean, twice: once as rounded, once as what rounding left of it."""
-    mean = jnp.mean(z, axis=-1, keepdims=True)
-    # A mean lies between the extremes; a rounded one need not, and then a constant vector would
-    # not become exactly zero and its rounding noise would be normalized to size one.
-    mean = jnp.clip(mean, jnp.min(z, -1, keepdims=True), jnp.max(z, -1, keepdims=True))
-    z = z - mean
-    return z - jnp.mean(z, axis=-1, keepdims=True)
-
-
-@_center.defjvp
-def _center_jvp(primals, tangents):
-    (v,) = tangents
-    return _center(*primals), v - jnp.mean(v, axis=-1, keepdims=True)
-
-
-@jax.custom_jvp
-def _unit_rms(z: Array, root_eps: Array) -> tuple[Array, Array]:
-    """Return (z / s, 1 / s) with s = sqrt(mean(z^2) + root_eps^2), and zeros where s = 0."""
-    s = jnp.sqrt(jnp.mean(z * z, axis=-1, keepdims=True) + root_eps * root_eps)
-    inverse = jnp.where(s > 0, 1 / jnp.where(s > 0, s, 1), 0)
-    # z is at most 2 where x is finite: s is NaN or infinite for a point that is not.
-    inverse = jnp.where(s < jnp.inf, inverse, jnp.nan)
-    return z * inverse, inverse
-
-
-@_unit_rms.defjvp
-def _unit_rms_jvp(primals, tangents):
-    # d(z/s) = (v - y <y, v>/d) / s  and  d(1/s) = -<y, v>/d / s^2, with y = z/s.
-    v = tangents[0]
-    y, inverse = _unit_rms(*primals)
-    p = jnp.mean(y * v, axis=-1, keepdims=True)
-    return (y, inverse), ((v - y * p) * inverse, -inverse * inverse * p)
-
-
-def _standardize(x: Array, eps: float, center: Callable[[Array], Array] | None) -> Array:
-    root_eps = jnp.asarray(math.sqrt(eps), x.dtype)
-    z, root_eps = _rescaled_together(x, root_eps)
-    if center is not None:
-        # What centring leaves may be far smaller than x: its square, and that of root_eps beside
-        # it, must not vanish either.
-        z, root_eps = _rescaled_together(center(z), root_eps)
-    return _unit_rms(z, root_eps)[0]
-
-
-def _rescaled_together(x: Array, root_eps: Array) -> tuple[Array, Array]:
-    z, r = _rescale(x, root_eps)
-    return z, jax.lax.stop_gradient(_at_most(2.0, root_eps * r))
-
-
-# --- pure functions -----------------------------------------------------------------------------
-
-
-def _check_eps(eps: float) -> None:
-    if not (math.isfinite(eps) and eps >= 0):
-        raise UserError(f"eps={eps}: must be finite and at least 0; the usual value is 1e-6")
-
-
-def _check_shape(name: str, parameter: Array | None, x: Array) -> None:
-    if parameter is not None and jnp.shape(parameter) not in ((), (x.shape[-1],)):
-        raise UserError(
-            f"{name} of shape {jnp.shape(parameter)}: must be a scalar or of shape"
-            f" ({x.shape[-1]},), the last axis of x"
-        )
-
-
-def _affine(y: Array, gain: Array | None, bias: Array | None, dtype: Any) -> Array:
-    if gain is not None:
-        y = y * jnp.asarray(gain, y.dtype)
-    if bias is not None:
-        y = y + jnp.asarray(bias, y.dtype)
-    return y.astype(dtype)
-
-
-def rms_norm(x: Array, gain: Array | None = None, *, eps: float = 1e-6) -> Array:
-    """RMSNorm: y = gain * x / sqrt(mean(x^2) + eps).
-
-    Args:
-      x: (..., d), any floating dtype; leading axes are free.
-      gain: (d,), a scalar, or None for no gain.
-      eps: added to the mean square, inside the root; 0 is allowed.
-
-    Returns:
-      (..., d) in the dtype of x. Statistics and the product with the gain are in float32 at least.
-
-    Raises:
-      UserError: eps negative or not finite, or a gain of another shape.
-
-    >>> import jax.numpy as jnp
-    >>> rms_norm(jnp.array([3.0, 4.0]), eps=0.0) * jnp.sqrt(0.5)   # the direction of [3, 4]
-    Array([0.6, 0.8], dtype=float32)
-
-    References:
-      Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4 (there without eps).
-    """
-    return _norm(x, gain, None, eps, center=None)
-
-
-def layer_norm(
-    x: Array, gain: Array | None = None, bias: Array | None = None, *, eps: float = 1e-6
-) -> Array:
-    """LayerNorm: y = gain * c / sqrt(mean(c^2) + eps) + bias, with c = x - mean(x).
-
-    The variance is computed from the centred values (two passes), never as E[x^2] - E[x]^2, and a
-    constant vector gives exactly the bias.
-
-    Args:
-      x: (..., d), any floating dtype; leading axes are free.
-      gain: (d,), a scalar, or None.
-      bias: (d,), a scalar, or None.
-      eps: added to the variance, inside the root; 0 is allowed.
-
-    Returns:
-      (..., d) in the dtype of x. Statistics are in float32 at least.
-
-    Raises:
-      UserError: eps negative or not finite, or a gain or bias of another shape.
-
-    >>> import jax.numpy as jnp
-    >>> layer_norm(jnp.array([1.0, 3.0]), eps=0.0)
-    Array([-1.,  1.], dtype=float32)
-
-    References:
-      Ba, Kiros and Hinton 2016, "Layer Normalization", eq. 3.
-    """
-    return _norm(x, gain, bias, eps, center=_center)
-
-
-def _norm(x, gain, bias, eps, center) -> Array:
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise UserError(
-            f"x of dtype {x.dtype}: must be floating; cast it, e.g. x.astype('float32')"
-        )
-    if x.ndim == 0 or x.shape[-1] == 0:
-        raise UserError(f"x of shape {x.shape}: must have a last axis of at least one feature")
-    _check_eps(eps)
-    _check_shape("gain", gain, x)
-    _check_shape("bias", bias, x)
-    y = _standardize(x.astype(_statistics_dtype(x.dtype)), eps, center)
-    return _affine(y, gain, bias, x.dtype)
-
-
-def identity(x: Array, gain: Array | None = None, *, eps: float = 0.0) -> Array:
-    """No normalization: y = x. The gain and eps of the other norms are accepted and unused."""
-    del gain, eps
-    return x
-
 
 # --- the table ----------------------------------------------------------------------------------
 
@@ -276,15 +34,50 @@ class Parameter:
 
     Attributes:
       name: its keyword in the norm's function.
-      start: the value that it begins with.
-      shape: "feature" for (d,), "scalar" for ().
+      start: the value that it begins with, a number or a function of the width d.
+      shape: "feature" for (d,), "scalar" for (), or its axes, each "feature" for d or a number:
+        ("feature", 128) for (d, 128).
       offset: added before the function sees it, in float32 at least: 1 for a gain of 1 + g.
+      spread: standard deviation of the normal numbers that are added to the start; 0 for none.
     """
 
     name: str
-    start: float = 1.0
-    shape: str = "feature"
+    start: float | Callable[[int], float] = 1.0
+    shape: str | tuple[str | int, ...] = "feature"
     offset: float = 0.0
+    spread: float = 0.0
+
+    def shape_at(self, width: int) -> tuple[int, ...]:
+        """Return its shape in a norm of d features.
+
+        >>> Parameter("down", shape=("feature", 128)).shape_at(32)
+        (32, 128)
+        """
+        named = {"scalar": (), "feature": ("feature",)}
+        axes = named[self.shape] if isinstance(self.shape, str) else self.shape
+        return tuple(width if axis == "feature" else int(axis) for axis in axes)
+
+    def started(self, width: int, key: Array | None = None) -> Any:
+        """Return its values in a fresh norm of d features; without a key those without spread."""
+        shape = self.shape_at(width)
+        start = self.start(width) if callable(self.start) else self.start
+        if key is None or not self.spread:
+            return np.full(shape, start)
+        return start + self.spread * jax.random.normal(key, shape)
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON; a start that depends on the width as what it is at some widths."""
+        start = self.start
+        found: dict[str, Any] = {
+            "name": self.name,
+            "start": {str(d): start(d) for d in _WIDTHS} if callable(start) else start,
+            "shape": self.shape if isinstance(self.shape, str) else list(self.shape),
+            "offset": self.offset,
+        }
+        return found | ({"spread": self.spread} if self.spread else {})
+
+
+_WIDTHS = (1, 8, 128, 1000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,10 +88,16 @@ class Law:
     Attributes:
       slope: ``(mean square, eps) -> 1 / s``, the factor on the stream and on what is across it.
       kept: ``(mean square, eps) -> k``, what is left of 1 / s along the stream.
+      power: of the width d, by which the slope is multiplied: -1/2 for a division by the length.
     """
 
     slope: Callable[[Any, float], Any]
     kept: Callable[[Any, float], Any]
+    power: float = 0.0
+
+    def factor(self, mean_square: Any, eps: float, width: int) -> Any:
+        """Return the factor on a stream of that width, the slope times the power of the width."""
+        return self.slope(mean_square, eps) * width**self.power
 
 
 INVERSE_ROOT = Law(
@@ -306,10 +105,21 @@ INVERSE_ROOT = Law(
     lambda mean_square, eps: eps / (mean_square + eps),
 )
 """Division by sqrt(mean square + eps)."""
+ROOT_AND_EPS = Law(
+    lambda mean_square, eps: 1 / (mean_square**0.5 + eps),
+    lambda mean_square, eps: eps / (mean_square**0.5 + eps),
+)
+"""Division by sqrt(mean square) + eps."""
+ROOT = Law(lambda mean_square, eps: mean_square**-0.5, lambda mean_square, eps: 0.0)
+"""Division by sqrt(mean square), without eps."""
+LENGTH = dataclasses.replace(ROOT, power=-0.5)
+"""Division by the length."""
 UNCHANGED = Law(lambda mean_square, eps: 1.0, lambda mean_square, eps: 1.0)
 
-FORGETS: dict[str, bool] = {"nothing": False, "length": False, "length and mean": True}
-"""What a norm may forget, and whether the mean is a part of it."""
+FORGETS: dict[str, tuple[str, ...]] = {
+    "nothing": (), "length": ("length",), "mean": ("mean",), "length and mean": ("length", "mean"),
+}  # fmt: skip
+"""What a norm may forget."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,7 +136,8 @@ class Norm:
       derivative: the closed form of its Jacobian at points (..., d), ``(x, *, eps, **parameters)
         ->`` :class:`NormDerivative` or a matrix (..., d, d), in NumPy float64; verified against
         ``jax.jacfwd`` for every row. None: there is none.
-      forgets: what of x does not reach y (but for eps): "nothing", "length", or "length and mean".
+      forgets: what of x does not reach y (but for eps): "nothing", "length", "mean", or "length
+        and mean".
         The directions in which its Jacobian is null follow from it, see :meth:`null_directions`.
       law: what it does to a stream of known size, for theory and for the self-tests that ride
         along; None: no law, and nothing is claimed.
@@ -355,7 +166,9 @@ class Norm:
         for each in self.parameters:
             if each.offset and each.name in arguments:
                 value = arguments[each.name]
-                arguments[each.name] = each.offset + value.astype(_statistics_dtype(value.dtype))
+                arguments[each.name] = each.offset + value.astype(
+                    jnp.promote_types(value.dtype, jnp.float32)
+                )
         return _with_eps(self.function, x, arguments, eps)
 
     def derivative_at(self, x: Any, parameters: Mapping[str, Any], eps: float) -> Any:
@@ -380,12 +193,17 @@ class Norm:
     @property
     def has_identity(self) -> bool:
         """Whether it forgets the length of what it reads, and says how much eps lets through."""
-        return self.forgets != "nothing" and self.law is not None and self.directions is None
+        return self.forgets_length and self.law is not None and self.directions is None
+
+    @property
+    def forgets_length(self) -> bool:
+        """Whether a multiple of x gives the same y, but for eps."""
+        return "length" in FORGETS[self.forgets]
 
     @property
     def removes_mean(self) -> bool:
         """Whether a shift of all features changes nothing."""
-        return FORGETS[self.forgets]
+        return "mean" in FORGETS[self.forgets]
 
     def centred(self, x: Any) -> Any:
         """Return x less its mean where the norm removes it: what its scale is the size of."""
@@ -395,14 +213,14 @@ class Norm:
         """Return the directions in which a change of x does not reach y, but for eps.
 
         x itself for a norm that forgets the length; x less its mean, and 1, for one that forgets
-        the mean as well.
+        the mean as well; 1 for one that forgets only that.
 
         Args:
           x: (..., d) points.
 
         Returns:
-          (..., d, m) orthonormal columns, float64, the radial one first; m = 0 for a norm that
-          forgets nothing.
+          (..., d, m) orthonormal columns, float64, the radial one first where the norm forgets the
+          length; m = 0 for a norm that forgets nothing.
 
         Raises:
           UserError: a point that is not finite, or of which the norm has no direction (zero, or
@@ -417,8 +235,8 @@ class Norm:
             raise UserError("x: must be finite; look at where it comes from")
         if self.directions is not None:
             columns = np.asarray(self.directions(x), np.float64)
-        elif self.forgets == "nothing":
-            return np.zeros((*x.shape, 0))
+        elif not self.forgets_length:
+            columns = np.ones((*x.shape, int(self.removes_mean)))
         else:
             c = self.centred(self.centred(x))  # the second time: what rounding left
             some = np.max(np.abs(x), axis=-1, keepdims=True)
@@ -436,9 +254,10 @@ class Norm:
     ) -> NullDirections:
         """Return what its Jacobian at points x does not see and does not reach, but for eps.
 
-        On the right what it forgets. On the left, where J = diag(w) S with a symmetric S, the same
-        over w; for a row whose derivative is a matrix, or that has none, the left singular vectors
-        of the m smallest values of its Jacobian at eps = 0 (at eps where that is not finite).
+        On the right what it forgets. On the left, where J = diag(w) (P - (1 - k) u v^T), v for u,
+        and all of that over w; for a row whose derivative is a matrix, or that has none, the left
+        singular vectors of the m smallest values of its Jacobian at eps = 0 (at eps where that is
+        not finite).
 
         Args:
           x: (..., d) points.
@@ -471,17 +290,14 @@ class Norm:
         if np.all(w != 0):
             # In units of the largest, so that the inverse of no weight leaves the range.
             inverse = np.max(np.abs(w), axis=-1, keepdims=True) / w
-            return NullDirections(right, orthonormal(right * inverse[..., None]))
-        exact = dataclasses.replace(
-            found, weight=w, radial=np.zeros(x.shape[:-1]), removed=np.ones(x.shape[:-1])
-        )
+            image = right if found.dual is None else found.dual[..., None]
+            return NullDirections(right, orthonormal(image * inverse[..., None]))
+        radial = np.zeros(()) if self.forgets_length else np.ones(())
+        each = [z.reshape(-1, x.shape[-1]) for z in (w, found.direction, found.covector)]
         pairs = [
-            NormDerivative(weight, u, np.asarray(k), found.centered).null_directions()
-            for weight, u, k in zip(
-                w.reshape(-1, x.shape[-1]), exact.direction.reshape(-1, x.shape[-1]),
-                exact.radial.ravel(), strict=True,
-            )
-        ]  # fmt: skip
+            NormDerivative(weight, u, radial, found.centered, v).null_directions()
+            for weight, u, v in zip(*each, strict=True)
+        ]
         if len({pair.right.shape for pair in pairs}) > 1:
             raise UserError(
                 "gain: has zeros, which hide another number of directions at one point than at"
@@ -505,9 +321,8 @@ class Norm:
         raise UserError(f"norm={self.title}: its derivative is not finite; look at x and eps")
 
     def started(self, width: int) -> dict[str, np.ndarray]:
-        """Return the parameters of a fresh norm of d features."""
-        shapes = {"feature": (width,), "scalar": ()}
-        return {p.name: np.full(shapes[p.shape], p.start) for p in self.parameters}
+        """Return the parameters of a fresh norm of d features, those with a spread without it."""
+        return {p.name: p.started(width) for p in self.parameters}
 
     def starting(self, **starts: float) -> Norm:
         """Return the norm with other start values, as its function sees them.
@@ -535,7 +350,7 @@ class Norm:
         What only readers see stands under "shown".
         """
         return {
-            "parameters": [dataclasses.asdict(p) for p in self.parameters],
+            "parameters": [p.record() for p in self.parameters],
             "forgets": self.forgets,
             "values": list(_values(self)),
             "shown": {"name": self.name, "title": self.title, "source": self.source,
@@ -555,7 +370,7 @@ def _values(norm: Norm) -> tuple[float, ...]:
     with jax.enable_x64(True):
         # Also where eps counts, and where what saturates does.
         x = jnp.outer(jnp.asarray([1.0, 1e-3, 30.0]), jnp.asarray(_PROBES, jnp.float64))
-        start = {k: jnp.asarray(v) for k, v in norm.started(len(_PROBES)).items()}
+        start = {p.name: jnp.asarray(_probed(p)) for p in norm.parameters}
         try:
             y = norm(x, start, 1e-6)
             if y.shape != x.shape:
@@ -568,33 +383,106 @@ def _values(norm: Norm) -> tuple[float, ...]:
         return tuple(float(f"{float(value):.5g}") for value in y.ravel())
 
 
+def _probed(parameter: Parameter) -> np.ndarray:
+    """Return its start, with numbers that everyone has in place of those that are drawn."""
+    start = parameter.started(len(_PROBES))
+    return start + parameter.spread * np.cos(np.arange(start.size)).reshape(start.shape)
+
+
 _PROBES = (-2.0, -1.1, -0.4, 0.03, 0.2, 0.7, 1.5, 3.0)
+
+PARTIAL_SHARE, GATE_RANK = 0.25, 128
+"""Of pRMSNorm's row, the share of the features that its scale is taken from; of GatedNorm's, the
+features of its gate."""
 
 _GAIN, _OFFSET, _BIAS = (
     Parameter("gain"),
     Parameter("gain", 0.0, offset=1.0),
     Parameter("bias", 0.0),
 )
-_RMS: dict[str, Any] = {"forgets": "length", "law": INVERSE_ROOT,
-                        "source": "Zhang and Sennrich 2019, arXiv 1910.07467"}  # fmt: skip
-_LAYER: dict[str, Any] = {"forgets": "length and mean", "law": INVERSE_ROOT,
-                          "source": "Ba, Kiros and Hinton 2016, arXiv 1607.06450"}  # fmt: skip
+_LENGTH_GAIN = Parameter("gain", lambda width: width**0.5, "scalar")
+_ALPHA = Parameter("alpha", 0.5, "scalar")
+_RMS: dict[str, Any] = {
+    "derivative": derivatives.rms_norm_derivative, "forgets": "length", "law": INVERSE_ROOT,
+    "source": "Zhang and Sennrich 2019, arXiv 1910.07467",
+}  # fmt: skip
+_LAYER: dict[str, Any] = {
+    "derivative": derivatives.layer_norm_derivative, "forgets": "length and mean",
+    "law": INVERSE_ROOT, "source": "Ba, Kiros and Hinton 2016, arXiv 1607.06450",
+}  # fmt: skip
 
 _ROWS = {
-    "rmsnorm": Norm("RMSNorm", rms_norm, (_GAIN,), rms_norm_derivative, **_RMS),
-    "rmsnorm_offset": Norm(
-        "RMSNorm, gain 1 + g", rms_norm, (_OFFSET,), rms_norm_derivative, **_RMS
+    "rmsnorm": Norm("RMSNorm", functions.rms_norm, (_GAIN,), **_RMS),
+    "rmsnorm_offset": Norm("RMSNorm, gain 1 + g", functions.rms_norm, (_OFFSET,), **_RMS),
+    "rmsnorm_plain": Norm("RMSNorm without gain", functions.rms_norm, (), **_RMS),
+    "layernorm": Norm("LayerNorm", functions.layer_norm, (_GAIN, _BIAS), **_LAYER),
+    "layernorm_nobias": Norm("LayerNorm without bias", functions.layer_norm, (_GAIN,), **_LAYER),
+    "layernorm_plain": Norm("LayerNorm without gain and bias", functions.layer_norm, (), **_LAYER),
+    "rmsnorm_simple": Norm(
+        "simple RMSNorm", functions.simple_rms_norm, (), derivatives.simple_rms_norm_derivative,
+        forgets="length", law=ROOT, source="x-transformers, SimpleRMSNorm",
     ),
-    "rmsnorm_plain": Norm("RMSNorm without gain", rms_norm, (), rms_norm_derivative, **_RMS),
-    "layernorm": Norm("LayerNorm", layer_norm, (_GAIN, _BIAS), layer_norm_derivative, **_LAYER),
-    "layernorm_nobias": Norm(
-        "LayerNorm without bias", layer_norm, (_GAIN,), layer_norm_derivative, **_LAYER
+    "rmsnorm_eps_outside": Norm(
+        "RMSNorm, eps outside the root", functions.rms_norm_eps_outside, (_GAIN,),
+        derivatives.rms_norm_eps_outside_derivative, forgets="length", law=ROOT_AND_EPS,
+        source="Zhang and Sennrich 2019, arXiv 1910.07467, as in the authors' PyTorch code",
     ),
-    "layernorm_plain": Norm(
-        "LayerNorm without gain and bias", layer_norm, (), layer_norm_derivative, **_LAYER
+    "prmsnorm": Norm(
+        "pRMSNorm, first quarter", partial(functions.partial_rms_norm, share=PARTIAL_SHARE),
+        (_GAIN,), partial(derivatives.partial_rms_norm_derivative, share=PARTIAL_SHARE),
+        forgets="length", source="Zhang and Sennrich 2019, arXiv 1910.07467",
+    ),
+    "crmsnorm": Norm(
+        "CRMSNorm", functions.crms_norm, (), derivatives.crms_norm_derivative, forgets="length",
+        source="Jiang et al. 2023, arXiv 2305.14858",
+    ),
+    "scalenorm": Norm(
+        "ScaleNorm", functions.l2_norm, (_LENGTH_GAIN,), derivatives.l2_norm_derivative,
+        forgets="length", law=LENGTH, source="Nguyen and Salazar 2019, arXiv 1910.05895",
+    ),
+    "l2norm": Norm(
+        "L2 norm", functions.l2_norm, (), derivatives.l2_norm_derivative, forgets="length",
+        law=LENGTH, source="Loshchilov et al. 2024, arXiv 2410.01131",
+    ),
+    # Forgets the length beyond its threshold, and nothing before: nothing is claimed.
+    "l2clip": Norm(
+        "L2Clip at sqrt(d)", functions.l2_clip, (), derivatives.l2_clip_derivative,
+        source="transformers 5.24, inkling2 (there with a threshold of the model's own)",
+    ),
+    "dyt": Norm(
+        "DyT", functions.dynamic_tanh, (_GAIN, _BIAS, _ALPHA),
+        derivatives.dynamic_tanh_derivative, source="Zhu et al. 2025, arXiv 2503.10622",
+    ),
+    "derf": Norm(
+        "Derf", functions.dynamic_erf, (_GAIN, _BIAS, _ALPHA, Parameter("shift", 0.0, "scalar")),
+        derivatives.dynamic_erf_derivative, source="arXiv 2512.10938",
+    ),
+    # The gain reads the length of x: with beta other than zero nothing is forgotten.
+    "seednorm": Norm(
+        "SeeDNorm", functions.seed_norm,
+        (_GAIN, Parameter("alpha"), Parameter("beta", 0.0)),
+        derivatives.seed_norm_derivative, source="arXiv 2510.22777, from others' code",
+    ),
+    "gatednorm": Norm(
+        f"GatedNorm, rank {GATE_RANK}", functions.gated_norm,
+        (
+            _GAIN, Parameter("down", 0.0, ("feature", GATE_RANK), spread=0.02),
+            Parameter("up", 0.0, (GATE_RANK, "feature"), spread=0.02),
+        ),
+        derivatives.gated_norm_derivative, forgets="length",
+        source="arXiv 2601.22966, as in the Marin project's code",
+    ),
+    "centring": Norm(
+        "centring alone", functions.less_mean, (), derivatives.less_mean_derivative,
+        forgets="mean", law=UNCHANGED, source="the mean of LayerNorm without its scale",
+    ),
+    "affine": Norm(
+        "gain and shift without norm", functions.affine, (_GAIN, Parameter("shift", 0.0)),
+        derivatives.affine_derivative, law=UNCHANGED,
+        source="transformers 5.24, zaya, residual scaling",
     ),
     "identity": Norm(
-        "no norm", identity, (), identity_derivative, law=UNCHANGED,
+        "no norm", functions.identity, (), derivatives.identity_derivative, law=UNCHANGED,
         action="removing normalization",
     ),
 }  # fmt: skip
@@ -652,18 +540,21 @@ class NormLayer(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         parameters = {
-            name: self.param(name, lambda key, v=start: jnp.asarray(v, self.param_dtype))
-            for name, start in self.norm.started(x.shape[-1]).items()
+            p.name: self.param(
+                p.name,
+                lambda key, p=p: jnp.asarray(p.started(x.shape[-1], key), self.param_dtype),
+            )
+            for p in self.norm.parameters
         }
         return self.norm(x, parameters, self.eps)
 
 
 class RMSNorm(NormLayer):
-    """RMSNorm with a learned gain as a Flax module; see :func:`rms_norm` for the formula."""
+    """RMSNorm with a learned gain as a Flax module; :func:`normjax.rms_norm` has the formula."""
 
 
 class LayerNorm(NormLayer):
-    """LayerNorm with learned gain and bias as a Flax module; see :func:`layer_norm`."""
+    """LayerNorm with learned gain and bias as a Flax module; see :func:`normjax.layer_norm`."""
 
     norm: Norm = NORMS["layernorm"]
 

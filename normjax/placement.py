@@ -10,7 +10,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from normjax.equation import FACTORS, SHARED_NORM, SLOTS, Learned, OnRows, Sublayer, plain
+from normjax.equation import (
+    FACTORS,
+    INNER,
+    SHARED_NORM,
+    SLOTS,
+    Learned,
+    OnRows,
+    Sublayer,
+    plain,
+)
 from normjax.errors import UserError
 from normjax.mixing import Streams
 
@@ -114,7 +123,8 @@ def check(row: Placement, depth: int = 12) -> None:
                 f"{where}: skip_norm=SHARED_NORM needs a pre_norm to share, one for all blocks;"
                 " name it, or give the skip norm parameters of its own"
             )
-        unknown = [name for name in own.inner_norms if name not in ("query", "key", "value")]
+        known = [f"{name}{over}" for over in ("", " over heads") for name in INNER]
+        unknown = [entry for entry in own.inner_norms if entry not in known]
         held = [norm for slot in SLOTS for norm in own.norms(slot, depth)]
         if not many and any(isinstance(norm, OnRows) for norm in held):
             raise UserError(f"{where}: has OnRows in a slot, and no streams whose rows these are")
@@ -123,4 +133,7 @@ def check(row: Placement, depth: int = 12) -> None:
             if isinstance(factor, Learned) and factor.shared and factor.name:
                 raise UserError(f"{where}, {name}: what a block shares goes by its factor's name")
         if unknown:
-            raise UserError(f"{where}: inner_norms has {unknown[0]!r}; must be query, key, value")
+            raise UserError(
+                f"{where}: inner_norms has {unknown[0]!r}; must be query, key, value, each with or"
+                " without ' over heads'"
+            )

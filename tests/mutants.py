@@ -49,7 +49,8 @@ def _in(folder: str, *names: str) -> tuple[str, ...]:
 STATED = "tests/test_stated_errors.py"
 GROUPS = {
     "norms": Group(
-        _in("normjax", "norms", "norm_derivatives"), _in("tests", "test_jacobians", "test_norms")
+        _in("normjax", "norms", "norm_functions", "norm_derivatives"),
+        _in("tests", "test_jacobians", "test_norms", "test_norm_catalogue"),
     ),
     "placements": Group(
         _in("normjax", "placements", "equation", "mixing"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from normjax.decoder import Decoder, DecoderConfig
+from normjax.equation import Sublayer
 from normjax.errors import UserError
 from normjax.jacobians import views
 from normjax.jacobians.blocks import Parts
@@ -22,6 +23,7 @@ from normjax.jacobians.branch_jacobians import (
 from normjax.jacobians.verification import SCALES, verify
 from normjax.layers import MLP, Attention
 from normjax.nonlinearities import NONLINEARITIES
+from normjax.placement import Placement
 from normjax.placements import COMMON, PLACEMENTS
 
 WIDTH, LENGTH, DEPTH, VOCABULARY = 8, 4, 3, 11
@@ -71,12 +73,28 @@ def pre():
 
 # --- branches -------------------------------------------------------------------------------------
 
+VALUES_TOO = Placement(
+    "values over heads",
+    "here",
+    Sublayer(inner_norms=("query", "key over heads", "value over heads")),
+)
 ATTENTIONS = [
     {},
     {"kv_heads": 2},
     {"kv_heads": 1, "bias": True, "positions": "none"},
     {"qk_norm": True},
     {"qk_norm": True, "norm": "layernorm", "norm_eps": 1e-2, "kv_heads": 2},
+    {"qk_norm": True, "qk_norm_over": "heads"},
+    {
+        "qk_norm": True,
+        "qk_norm_over": "heads",
+        "norm": "layernorm",
+        "norm_eps": 1e-2,
+        "kv_heads": 2,
+        "bias": True,
+    },
+    {"placement": VALUES_TOO, "norm_eps": 1e-2, "kv_heads": 2},
+    {"qk_norm": True, "norm": "prmsnorm", "norm_eps": 1e-2},
     {"attention_softcap": 1.5},
     {"kv_heads": 2, "qk_norm": True, "attention_softcap": 1.5, "bias": True},
 ]

@@ -12,7 +12,9 @@ import pytest
 
 from normjax import layers as attention
 from normjax.decoder import Decoder, DecoderConfig, check
+from normjax.equation import MODEL_NORM, Sublayer
 from normjax.errors import UserError
+from normjax.placement import Placement
 from normjax.placements import COMMON
 
 V, T = 11, 6
@@ -85,8 +87,12 @@ def plain_attention(c, p, x):
     q, k, v = (plain_linear(p[name], x) for name in ("query", "key", "value"))
     inner = functools.partial(plain_norm, c.norm_row.name, c.norm_eps)
     if "value" in c.inner_norms:
-        heads = v.reshape(length, -1, width)
+        heads = v.reshape(length, -1, v.shape[1] if c.inner_norms["value"] == "heads" else width)
         v = inner(p["value_norm"], heads).reshape(v.shape)
+    if c.inner_norms.get("query") == "heads":
+        q = inner(p.get("query_norm", {}), q)
+    if c.inner_norms.get("key") == "heads":
+        k = inner(p.get("key_norm", {}), k)
     out = np.zeros((length, c.width))
     for head in range(c.heads):
         mine = slice(head * width, (head + 1) * width)
@@ -95,8 +101,8 @@ def plain_attention(c, p, x):
             weights = []
             for s in range(t + 1):
                 a, b = q[t, mine], k[s, shared]
-                a = inner(p.get("query_norm", {}), a) if "query" in c.inner_norms else a
-                b = inner(p.get("key_norm", {}), b) if "key" in c.inner_norms else b
+                a = inner(p.get("query_norm", {}), a) if c.inner_norms.get("query") == "head" else a
+                b = inner(p.get("key_norm", {}), b) if c.inner_norms.get("key") == "head" else b
                 if c.positions == "rotary":
                     a, b = plain_turn(a, t), plain_turn(b, s)
                 weights.append(math.exp(plain_cap(a @ b / math.sqrt(width), c.attention_softcap)))
@@ -304,6 +310,13 @@ def test_remat_alone_changes_no_number():
 OPTIONS = {
     "grouped": {"heads": 4, "kv_heads": 2, "bias": True},
     "one key head": {"heads": 4, "kv_heads": 1, "qk_norm": True},
+    "over all heads": {"heads": 4, "kv_heads": 2, "qk_norm": True, "qk_norm_over": "heads"},
+    "values over all heads": {
+        "heads": 4, "kv_heads": 2, "norm": "layernorm",
+        "placement": Placement("values", "here", Sublayer(
+            pre_norm=MODEL_NORM, inner_norms=("value over heads", "query")
+        )),
+    },
     "layernorm, caps": {"norm": "layernorm", "qk_norm": True, "attention_softcap": 0.5,
                         "output_softcap": 0.7, "bias": True},
     "swiglu, tied": {"mlp": "swiglu", "tied": True, "norm": "rmsnorm_offset"},
@@ -326,6 +339,18 @@ def test_options_are_their_equations(options, x64):
     logits = jax.jit(model.apply)(params, TOKENS)[0]
     expected = plain_decoder(model, params, TOKENS[0])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
+
+
+def test_queries_and_keys_over_all_heads_are_per_head_where_there_is_one():
+    one, other = (make(heads=1, qk_norm=True, qk_norm_over=over) for over in ("head", "heads"))
+    params = random_params(one)
+    chex.assert_trees_all_equal_shapes(params, random_params(other))
+    chex.assert_trees_all_equal(*(jax.jit(m.apply)(params, TOKENS) for m in (one, other)))
+    one, other = (make(heads=4, qk_norm=True, qk_norm_over=over) for over in ("head", "heads"))
+    shape = random_params(other)["blocks"]["attention"]["branch"]["query_norm"]["gain"].shape
+    assert shape == (other.config.depth, other.config.width)
+    logits = [jax.jit(m.apply)(m.init(jax.random.key(0)), TOKENS) for m in (one, other)]
+    assert float(jnp.abs(logits[0] - logits[1]).max()) > 1e-4
 
 
 def test_rotary_in_float64_is_its_equation(x64):

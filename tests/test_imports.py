@@ -22,6 +22,7 @@ LAYERS = (
      "normjax.runs.machine", "normjax.runs.experiment",
      "normjax.data.philox", "normjax.data.text_files", "normjax.data.tfds_text",
      "normjax.data.vocabulary", "normjax.diagnostics.definitions"),
+    ("normjax.norm_functions",),
     ("normjax.plugins", "normjax.runs.edge", "normjax.spectra", "normjax.norms",
      "normjax.nonlinearities", "normjax.initializers", "normjax.data.plays", "normjax.data.tasks",
      "normjax.data.token_cache", "normjax.data.windows", "normjax.diagnostics.bands",

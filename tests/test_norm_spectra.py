@@ -6,7 +6,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from normjax import norms
+from normjax import norm_functions, norms
 from normjax.errors import UserError
 from normjax.jacobians.closed_forms import norm_singular_values, null_directions
 from normjax.spectra.norm_spectra import layer_norm_singular_values, rms_norm_singular_values
@@ -95,7 +95,9 @@ def test_uniform_gain_is_the_closed_form():
     np.testing.assert_allclose(layer_norm_singular_values(h, nearly, eps), expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize("kind, function", [("rms", norms.rms_norm), ("layer", norms.layer_norm)])
+@pytest.mark.parametrize(
+    "kind, function", [("rms", norm_functions.rms_norm), ("layer", norm_functions.layer_norm)]
+)
 @pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-2])
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
 def test_values_are_those_of_the_norms_derivative(kind, function, eps, scale):
@@ -155,7 +157,7 @@ def test_null_directions_are_null_and_as_many_as_values_that_are_zero(norm, eps,
     if sparse:
         h[np.array(zeros, int)] = 0.0
     kind = "layer" if norm.startswith("layer") else "rms"
-    function = norms.layer_norm if kind == "layer" else norms.rms_norm
+    function = norm_functions.layer_norm if kind == "layer" else norm_functions.rms_norm
     with jax.enable_x64(True):
         jacobian = jax.jacfwd(lambda x: function(x, jnp.asarray(g), eps=eps))(jnp.asarray(h))
         jacobian = np.asarray(jacobian)
@@ -170,7 +172,11 @@ def test_null_directions_are_null_and_as_many_as_values_that_are_zero(norm, eps,
         np.testing.assert_allclose(image, 0, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", norms.NORMS)
+@pytest.mark.parametrize(
+    "name",
+    ["rmsnorm", "rmsnorm_offset", "rmsnorm_plain",
+     "layernorm", "layernorm_nobias", "layernorm_plain", "identity"],
+)  # fmt: skip
 @pytest.mark.parametrize("gain", ["normal", "uniform", "zeros", "wide"])
 def test_a_row_has_its_values_by_its_derivative(name, gain):
     """Any row that has a form is asked through it, to the digits of the functions above."""
@@ -186,6 +192,43 @@ def test_a_row_has_its_values_by_its_derivative(name, gain):
         kind = "layer" if row.removes_mean else "rms"
         expected = reference(kind, h, seen, eps)
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("name", norms.NORMS)
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
+def test_the_values_of_every_row_are_those_of_its_dense_jacobian(name, scale):
+    """By automatic differentiation and a dense SVD, as parameters start and after some steps."""
+    row, rng = norms.NORMS[name], np.random.default_rng(11)
+    # In two dimensions LayerNorm's is zero but for eps, and autodiff gives rounding instead.
+    for d, eps in ((3, 0.0), (9, 0.0), (9, 1e-2)):
+        h = scale * rng.normal(size=d)
+        moved = {p.name: 0.3 * rng.normal(size=p.shape_at(d)) for p in row.parameters}
+        for own in (row.started(d), moved):
+            with jax.enable_x64(True):
+                wide = {k: jnp.asarray(v) for k, v in own.items()}
+                J = jax.jacfwd(lambda x, p=wide, e=eps: row(x, p, e))(jnp.asarray(h))
+                dense = np.linalg.svd(np.asarray(J), compute_uv=False)
+            found = norm_singular_values(row, h, own, eps)
+            np.testing.assert_allclose(found, dense, rtol=0, atol=3e-14 * dense[0])
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-18, 1e-6, 10.0])
+@pytest.mark.parametrize("name", ["prmsnorm", "crmsnorm"])
+def test_an_oblique_norm_with_one_gain_keeps_the_digits_of_its_smallest_value(name, eps):
+    """J = (1/s)(I - A h h^T / s^2): d - 2 values 1/s, and two by 60 digits."""
+    row, h = norms.NORMS[name], np.random.default_rng(12).normal(size=6)
+    with mp.workdps(60):
+        x = mp.matrix([mp.mpf(float(v)) for v in h])
+        if name == "prmsnorm":  # mean of the first ceil(6 / 4) squares
+            form = mp.diag([mp.mpf(1) / 2] * 2 + [mp.mpf(0)] * 4)
+        else:
+            form = (mp.eye(6) + mp.ones(6)) / 7
+        square = (x.T * form * x)[0] + mp.mpf(eps)
+        J = (mp.eye(6) - x * (form * x).T / square) / mp.sqrt(square)
+        values = mp.svd_r(J, compute_uv=False)
+        expected = np.array([float(v) if v > mp.mpf(10) ** -40 else 0.0 for v in values])
+    own = {"gain": np.full(6, -1.0)} if row.parameters else {}
+    np.testing.assert_allclose(norm_singular_values(row, h, own, eps), expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("decades", [30, 49.9])

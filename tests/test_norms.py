@@ -1,6 +1,7 @@
 """Norms against 60-digit arithmetic, closed-form Jacobians, and the hazards of float ranges."""
 
 import functools
+import json
 import math
 from decimal import Decimal, getcontext
 
@@ -13,16 +14,8 @@ import pytest
 from jax.test_util import check_grads
 
 from normjax.errors import UserError
-from normjax.norms import (
-    NORMS,
-    Identity,
-    LayerNorm,
-    NormLayer,
-    RMSNorm,
-    identity,
-    layer_norm,
-    rms_norm,
-)
+from normjax.norm_functions import identity, layer_norm, rms_norm
+from normjax.norms import NORMS, Identity, LayerNorm, NormLayer, Parameter, RMSNorm
 
 getcontext().prec = 60
 DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
@@ -239,8 +232,12 @@ def test_every_row_gives_its_dtype_back_and_zeros_for_zeros(name, dtype):
     chex.assert_trees_all_equal(y, x)
 
 
-@pytest.mark.parametrize("name", NORMS)
-def test_every_row_is_its_formula(name):
+@pytest.mark.parametrize(
+    "name",
+    ["rmsnorm", "rmsnorm_offset", "rmsnorm_plain",
+     "layernorm", "layernorm_nobias", "layernorm_plain"],
+)  # fmt: skip
+def test_every_row_of_the_two_is_its_formula(name):
     """y = gain * x / rms(x) + bias with the gain, the bias and the centring that its name says."""
     row = NORMS[name]
     rng = np.random.default_rng(3)
@@ -249,9 +246,6 @@ def test_every_row_is_its_formula(name):
     parameters = {each: drawn[each] for each in has}
     gain = g.astype(np.float64) + ("offset" in name) if "gain" in has else np.ones(8)
     y = row(jnp.asarray(x), jax.tree.map(jnp.asarray, parameters), 1e-3)
-    if name == "identity":
-        chex.assert_trees_all_equal(y, jnp.asarray(x))
-        return
     plain = exact_rows(x, centred=name.startswith("layernorm"), eps=1e-3)
     expected = gain * plain + (b if "bias" in has else 0)
     np.testing.assert_allclose(y, expected, rtol=2e-6, atol=2e-6)
@@ -259,16 +253,34 @@ def test_every_row_is_its_formula(name):
 
 def test_the_table_says_what_each_row_learns_and_forgets():
     facts = {
-        name: (tuple((p.name, p.start, p.offset) for p in row.parameters), row.forgets)
+        name: (tuple((p.name, p.started(1).item(), p.offset) for p in row.parameters), row.forgets)
         for name, row in NORMS.items()
+        if name != "gatednorm"
     }
     gain, offset, bias = ("gain", 1.0, 0.0), ("gain", 0.0, 1.0), ("bias", 0.0, 0.0)
+    alpha, shift = ("alpha", 0.5, 0.0), ("shift", 0.0, 0.0)
     assert facts == {
         "rmsnorm": ((gain,), "length"), "rmsnorm_offset": ((offset,), "length"),
         "rmsnorm_plain": ((), "length"), "layernorm": ((gain, bias), "length and mean"),
         "layernorm_nobias": ((gain,), "length and mean"),
         "layernorm_plain": ((), "length and mean"), "identity": ((), "nothing"),
+        "rmsnorm_simple": ((), "length"), "rmsnorm_eps_outside": ((gain,), "length"),
+        "prmsnorm": ((gain,), "length"), "crmsnorm": ((), "length"),
+        "scalenorm": ((gain,), "length"), "l2norm": ((), "length"), "l2clip": ((), "nothing"),
+        "dyt": ((gain, bias, alpha), "nothing"), "derf": ((gain, bias, alpha, shift), "nothing"),
+        "seednorm": ((gain, ("alpha", 1.0, 0.0), ("beta", 0.0, 0.0)), "nothing"),
+        "centring": ((), "mean"), "affine": ((gain, shift), "nothing"),
     }  # fmt: skip
+    gate = NORMS["gatednorm"]
+    assert gate.forgets == "length" and gate.parameters[0] == Parameter("gain")
+    drawn = {p.name: np.asarray(p.started(64, jax.random.key(0))) for p in gate.parameters}
+    assert {k: v.shape for k, v in drawn.items()} == {
+        "gain": (64,), "down": (64, 128), "up": (128, 64)
+    }  # fmt: skip
+    for name in ("down", "up"):  # 8192 normal numbers of standard deviation 0.02
+        assert abs(drawn[name].std() / 0.02 - 1) < 5 / math.sqrt(2 * 8192)
+        assert abs(drawn[name].mean()) < 5 * 0.02 / math.sqrt(8192)
+    assert {d: NORMS["scalenorm"].started(d)["gain"].item() for d in (4, 9)} == {4: 2.0, 9: 3.0}
     assert all(row.name == name for name, row in NORMS.items())
 
 
@@ -576,6 +588,24 @@ def test_derivatives_under_vmap_scan_and_jit():
 
 # --- what is not finite ---------------------------------------------------------------------------
 
+BY_FEATURE = ("dyt", "derf", "affine", "identity")
+
+
+@pytest.mark.parametrize("name", BY_FEATURE)
+def test_a_bad_feature_of_what_shares_no_statistics_is_its_own(name):
+    row = NORMS[name]
+    own = {k: jnp.asarray(v, jnp.float32) for k, v in row.started(4).items()}
+    x = jnp.asarray([1.0, 0.0, 3.0, 4.0])
+    for bad in (math.nan, math.inf):
+        found, right = (
+            jax.jvp(lambda v: row(v, own, 1e-6), (each,), (jnp.ones(4),))
+            for each in (x.at[1].set(bad), x)
+        )
+        assert bool(jnp.isnan(found[0][1])) == math.isnan(bad)
+        others = jnp.array([0, 2, 3])
+        for one, other in zip(found, right, strict=True):
+            chex.assert_trees_all_equal(one[others], other[others])
+
 
 @pytest.mark.parametrize(
     "dtype",
@@ -583,7 +613,7 @@ def test_derivatives_under_vmap_scan_and_jit():
                   for d in ("float16", "bfloat16", "float64"))],
 )  # fmt: skip
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", [n for n in NORMS if n != "identity"])
+@pytest.mark.parametrize("name", [n for n in NORMS if n not in BY_FEATURE])
 def test_one_bad_feature_is_seen_in_every_one(name, bad, dtype):
     """[1, nan, 3, 4] is no vector of which zeros are known; its neighbours in a batch are fine."""
     row = NORMS[name]
@@ -601,15 +631,29 @@ def test_one_bad_feature_is_seen_in_every_one(name, bad, dtype):
 # --- Flax modules ---------------------------------------------------------------------------------
 
 
+ONE, ZERO = np.ones(8), np.zeros(8)
+STARTS = {
+    "": {"gain": ONE, "bias": ZERO, "shift": ZERO, "alpha": 0.5},
+    "rmsnorm_offset": {"gain": ZERO}, "scalenorm": {"gain": math.sqrt(8)},
+    "derf": {"shift": 0.0}, "seednorm": {"alpha": ONE, "beta": ZERO},
+}  # fmt: skip
+"""Of eight features, of the row that is named, else of all."""
+
+
 @pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16])
 def test_module_parameters(param_dtype):
     x = jnp.ones((2, 3, 8), jnp.bfloat16)
     for row in NORMS.values():
         layer = NormLayer(row, param_dtype=param_dtype)
         parameters = layer.init(jax.random.key(0), x).get("params", {})
-        gain = {"rmsnorm_offset": 0.0}.get(row.name, 1.0)  # a gain of 1 + g starts at g = 0
-        starts = {"gain": gain, "bias": 0.0}
-        expected = {p.name: jnp.full(8, starts[p.name], param_dtype) for p in row.parameters}
+        own = STARTS.get(row.name, {})
+        expected = {
+            p.name: jnp.asarray(own.get(p.name, STARTS[""].get(p.name)), param_dtype)
+            for p in row.parameters if not p.spread
+        }  # fmt: skip
+        drawn = {p.name for p in row.parameters if p.spread}
+        assert all(parameters[k].dtype == param_dtype and bool(parameters[k].any()) for k in drawn)
+        parameters = {k: v for k, v in parameters.items() if k not in drawn}
         chex.assert_trees_all_equal(dict(parameters), expected)
         chex.assert_trees_all_equal_dtypes(dict(parameters), expected)
 
@@ -672,3 +716,15 @@ def test_the_record_of_a_norm_is_its_values_at_an_eps_of_a_millionth():
     expected = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
     found = NORMS["rmsnorm"].record()["values"]
     np.testing.assert_allclose(found, expected.ravel(), rtol=6e-5)
+
+
+def test_records_are_json_and_a_start_that_depends_on_the_width_is_seen_at_several():
+    for row in NORMS.values():
+        assert json.loads(json.dumps(row.record())) == row.record()
+    plain = {"name": "gain", "start": 1.0, "shape": "feature", "offset": 0.0}
+    assert NORMS["rmsnorm"].record()["parameters"] == [plain]
+    (gain,) = NORMS["scalenorm"].record()["parameters"]
+    assert gain["shape"] == "scalar"
+    assert all(start == math.sqrt(int(width)) for width, start in gain["start"].items())
+    down = NORMS["gatednorm"].record()["parameters"][1]
+    assert (down["shape"], down["spread"]) == (["feature", 128], 0.02)

@@ -363,7 +363,11 @@ def test_records_are_plain_json_and_say_what_decides(name):
             "one for all blocks",
         ),
         (Placement("x", "y", streams=Streams(2)), "must have read"),
-        (Placement("x", "y", Sublayer(inner_norms=("logits",))), "must be query, key, value"),
+        (Placement("x", "y", Sublayer(inner_norms=("logits",))), "must be query, key, value, each"),
+        (
+            Placement("x", "y", Sublayer(inner_norms=("key over all",))),
+            "has 'key over all'; must be",
+        ),
     ],
 )
 def test_rows_that_cannot_be_are_refused_in_one_line(row, message):

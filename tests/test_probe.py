@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normjax import norms
+from normjax import norm_functions, norms
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.diagnostics import definitions, measures, radial
 from normjax.diagnostics.probe import Probe
@@ -353,7 +353,7 @@ def test_a_mean_that_comes_back_through_layernorm_is_noticed(placement, monkeypa
 
     def wrong(x, gain=None, bias=0.0, *, eps):
         c = x - jax.lax.stop_gradient(jnp.mean(x, axis=-1, keepdims=True))
-        return norms.rms_norm(c, gain, eps=eps) + bias
+        return norm_functions.rms_norm(c, gain, eps=eps) + bias
 
     row = dataclasses.replace(norms.NORMS["layernorm"], function=wrong)
     monkeypatch.setitem(norms.NORMS, "layernorm", row)

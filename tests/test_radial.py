@@ -187,6 +187,15 @@ def test_a_norm_of_unit_gain_is_perfectly_conditioned_across_what_it_forgets(nor
     np.testing.assert_allclose(exact.deflated, np.repeat(1 / size[:, None], WIDTH - m, axis=1))
 
 
+def test_a_norm_that_forgets_only_the_mean_keeps_the_radial_direction_first():
+    """C = I - 11^T/d: what is across h and 1 has gain one; h keeps its part without the mean."""
+    h = stream()[:1] + 0.7
+    report = radial_report(lambda x: x - x.mean(-1, keepdims=True), h, norm="centring")
+    after = h - h.mean()
+    assert report.rr == pytest.approx(np.linalg.norm(after) / np.linalg.norm(h), rel=1e-13)
+    assert report.cosine == pytest.approx(report.rr, rel=1e-13)
+
+
 def test_a_value_that_is_all_rounding_is_no_condition_number():
     """Without the direction of the mean LayerNorm's smallest value is 0 exactly: no 1e16."""
     h = stream()[0] - stream()[0].mean()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -205,6 +206,20 @@ def test_attention_that_is_not_uniform_has_no_law():
     assert prediction.assumption.startswith("no law: attention logits have a standard deviation")
     first = predict(config, params, 0, "attention", mean_square(h[0]), position=0)
     assert first.law is not None  # one token: its weight is 1 whatever the logits
+
+
+@pytest.mark.parametrize("name", ["attention", "mlp"])
+def test_norms_that_start_as_rmsnorm_have_its_law(name):
+    """ScaleNorm's gain sqrt(d) undoes its division by the length; and none for what states none."""
+    said = []
+    for norm in ("rmsnorm", "scalenorm", "rmsnorm_simple"):
+        config, params, h = setup(norm=norm, norm_eps=0.0)
+        said.append(predict(config, params, 0, name, mean_square(h[0])).law.edges())
+    np.testing.assert_allclose(said[1:], [said[0]] * 2, rtol=1e-5)
+    for norm, why in (("dyt", "DyT states none"), ("affine", "gain and shift .* learns shift")):
+        config, params, h = setup(norm=norm)
+        found = predict(config, params, 0, name, mean_square(h[0]))
+        assert found.law is None and re.search(why, found.assumption)
 
 
 def test_a_stack_of_mlps_from_the_embedding_and_from_the_measured_stream():

@@ -15,7 +15,7 @@ from jax import Array
 from experiments.claims.claim import Check, Claim, Tolerance, exact, rounding
 from experiments.claims.setting import Point, draws
 from normjax.norm_derivatives import unit
-from normjax.norms import rms_norm
+from normjax.norm_functions import rms_norm
 
 WHOLE = exact("whole numbers")
 QUOTIENT = exact("a quotient of exact numbers, rounded once")

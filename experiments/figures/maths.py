@@ -12,14 +12,14 @@ from normjax.errors import UserError
 from normjax.jacobians.closed_forms import norm_jacobian
 from normjax.jacobians.verification import verify
 from normjax.norm_derivatives import Floats, unit
-from normjax.norms import rms_norm
+from normjax.norm_functions import rms_norm
 from normjax.traced import as_float64
 
 _rms_norm = jax.jit(rms_norm, static_argnames="eps")
 
 
 def normalize(h: Any, gain: Any = None, eps: float = 0.0) -> Floats:
-    """Return RMSNorm(h) by :func:`normjax.norms.rms_norm` in float64.
+    """Return RMSNorm(h) by :func:`normjax.norm_functions.rms_norm` in float64.
 
     Args:
         h: (..., d).

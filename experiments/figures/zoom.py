@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from experiments.figures.maths import orthonormal_to
 from experiments.figures.sheet import Sheet, SheetPanel
 from normjax.norm_derivatives import Floats
-from normjax.norms import rms_norm
+from normjax.norm_functions import rms_norm
 from normjax.reporting.drawing import Figure
 from normjax.reporting.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, VERMILLION
 

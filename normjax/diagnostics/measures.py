@@ -13,7 +13,7 @@ from jax import Array
 
 from normjax.diagnostics.definitions import DEAD, SATURATED
 from normjax.norm_derivatives import unit
-from normjax.norms import power_of_two_near
+from normjax.norm_functions import power_of_two_near
 
 
 def wide(x: Array) -> Array:

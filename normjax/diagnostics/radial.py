@@ -22,7 +22,8 @@ from jax import Array
 
 from normjax.diagnostics.measures import rms, wide
 from normjax.norm_derivatives import unit
-from normjax.norms import Norm, power_of_two_near
+from normjax.norm_functions import power_of_two_near
+from normjax.norms import Norm
 
 
 def returned(norm: Norm, eps: float, x: Array, y: Array, pulled: Array, bias: Array) -> Array:

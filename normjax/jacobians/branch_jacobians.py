@@ -293,12 +293,16 @@ def _projected(
     value = linear_map(parameters[name], x).reshape(T, -1, C)
     kernel = np.asarray(parameters[name]["kernel"], np.float64).T.reshape(-1, C, d)
     jacobian = np.broadcast_to(kernel, (T, *kernel.shape))
-    if name in config.inner_norms:
+    if over := config.inner_norms.get(name):
+        shape = value.shape
+        if over == "heads":
+            value, jacobian = value.reshape(T, 1, -1), jacobian.reshape(T, 1, -1, d)
         norm, of_norm = config.norm_row, parameters.get(f"{name}_norm", {})
         jacobian = norm_jacobian(norm, value, of_norm, config.norm_eps) @ jacobian
         with jax.enable_x64(True):
             wide = {k: jnp.asarray(v, jnp.float64) for k, v in of_norm.items()}
             value = np.asarray(norm(jnp.asarray(value), wide, config.norm_eps))
+        value, jacobian = value.reshape(shape), jacobian.reshape(*shape, d)
     if config.positions == "rotary" and name != "value":
         columns = np.concatenate(
             [value[None], np.moveaxis(jacobian, -1, 0)]

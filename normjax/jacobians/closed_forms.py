@@ -1,6 +1,6 @@
 """Closed-form Jacobians in float64: every norm of the table, and placements composed of them.
 
-    norm        J = diag(w) (P - (1 - k) u u^T)                      (see norm_derivatives.py)
+    norm        J = diag(w) (P - (1 - k) u v^T), or a matrix         (see norm_derivatives.py)
     placement   J = J_P (A J_S + B J_Q J_F c J_N J_R) + what moves the weights A, B and R
 
 Everything here is NumPy in float64, with leading axes free for many points at once, and needs no
@@ -17,7 +17,7 @@ import numpy as np
 
 from normjax.equation import Sublayer, fold
 from normjax.errors import UserError, check_choice, suggest
-from normjax.norm_derivatives import Floats, NormDerivative, NullDirections
+from normjax.norm_derivatives import Floats, Matrices, NormDerivative, NullDirections
 from normjax.norms import NORMS, Norm
 from normjax.spectra.norm_spectra import derivative_singular_values
 from normjax.traced import as_float64
@@ -40,8 +40,9 @@ def as_norm(norm: Norm | str) -> Norm:
 
 def norm_derivative(
     norm: Norm | str, h: Any, parameters: Mapping[str, Any] | None = None, eps: float = 1e-6
-) -> NormDerivative:
-    """Return the derivative of a norm at h as a value: weight, direction, radial factor.
+) -> NormDerivative | Matrices:
+    """Return the derivative of a norm at h as a value: weight, direction, radial factor; or, for a
+    row that gives no such form, its matrices.
 
     Args:
       norm: a row of :data:`normjax.norms.NORMS` or its name.
@@ -71,7 +72,7 @@ def norm_derivative(
 
 
 def _checked_parameters(norm: Norm, parameters: Mapping[str, Any], d: int) -> dict[str, Floats]:
-    shapes = {p.name: p.shape for p in norm.parameters}
+    shapes = {p.name: p.shape_at(d) for p in norm.parameters}
     found = {}
     for name, value in parameters.items():
         if name not in shapes:
@@ -80,9 +81,10 @@ def _checked_parameters(norm: Norm, parameters: Mapping[str, Any], d: int) -> di
                 f"parameters[{name!r}]: {norm.title} has {what}{suggest(name, list(shapes))}"
             )
         value = as_float64(name, value)
-        allowed = ((), (d,)) if shapes[name] == "feature" else ((),)
-        if value.shape not in allowed:
-            needs = f"a scalar or of shape ({d},)" if len(allowed) > 1 else "a scalar"
+        shape = shapes[name]
+        if value.shape != shape and not (value.shape == () and len(shape) < 2):
+            one = {0: "a scalar", 1: f"a scalar or of shape {shape}"}
+            needs = one.get(len(shape), f"of shape {shape}")
             raise UserError(f"{name} of shape {value.shape}: must be {needs}")
         found[name] = value
     return found
@@ -140,33 +142,29 @@ def norm_vjp(
     return derivative.vjp(as_float64("w", w, derivative.weight.shape[-1:]))
 
 
-def _one_vector(norm: Norm | str, h: Any, parameters: Any, eps: float) -> NormDerivative:
+def _one_vector(norm: Norm | str, h: Any, parameters: Any, eps: float) -> Any:
     D = norm_derivative(norm, h, parameters, eps)
     if D.weight.ndim != 1:
         raise UserError(f"h of shape {D.weight.shape}: must be one vector (d,)")
-    if not isinstance(D, NormDerivative):
-        raise UserError(
-            f"norm={as_norm(norm).title}: its derivative is a matrix without a form of its own; use"
-            " numpy.linalg.svd(norm_jacobian(...))"
-        )
     return D
 
 
 def norm_singular_values(
     norm: Norm | str, h: Any, parameters: Mapping[str, Any] | None = None, eps: float = 1e-6
 ) -> Floats:
-    """Return all singular values of a norm at one point, largest first, in O(d) or O(d^2).
+    """Return all singular values of a norm at one point, largest first.
 
     They are |w| (d - 1 times; d - 2 where the mean is removed), |w| k, and 0 for the mean, where
     the gain is uniform; for a row without a direction (identity, elementwise) the |w_i| themselves;
-    else the roots of a secular equation, see :mod:`normjax.spectra.norm_spectra`.
+    else the roots of a secular equation, or those of the matrix: see
+    :func:`normjax.spectra.norm_spectra.derivative_singular_values`.
 
     Returns:
-      (d,) float64, each right relative to itself, the smallest too.
+      (d,) float64, each right relative to itself, the smallest too; where they are those of the
+      matrix, to roundings of the largest.
 
     Raises:
-      UserError: see :func:`norm_derivative`; h is not one vector; nonzero gains too far apart; a
-        row whose derivative is a matrix.
+      UserError: see :func:`norm_derivative`; h is not one vector; nonzero gains too far apart.
 
     >>> norm_singular_values("layernorm", [1.0, 2.0, 3.0, 6.0], {"gain": 2.0}, eps=0.5)
     array([1.   , 1.   , 0.125, 0.   ])
@@ -182,8 +180,9 @@ def null_directions(
 
     For eps = 0 and gains without zeros J u = 0 (and J 1 = 0 where the mean is removed) and, on the
     left, (u / w)^T J = 0 (and (1 / w)^T J = 0). A gain of zero adds e_i on the left and one more on
-    the right. For eps > 0 only what is exactly zero is counted: k > 0 takes u out. For many points,
-    and for norms whose derivative has no such form, see :meth:`normjax.Norm.null_directions`.
+    the right. For eps > 0 only what is exactly zero is counted: k > 0 takes u out. For a row
+    whose derivative is a matrix, what is zero to d roundings of its norm. For many points see
+    :meth:`normjax.Norm.null_directions`.
 
     Returns:
       right (d, m) with J right = 0 and left (d, m) with left^T J = 0, orthonormal columns, float64.

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from normjax.errors import UserError, whole_number
 from normjax.jacobians.closed_forms import as_norm
 from normjax.jacobians.views import prepared
-from normjax.norm_derivatives import Floats, orthonormal, unit
+from normjax.norm_derivatives import Floats, orthonormal, spanned, unit
 from normjax.norms import Norm
 from normjax.traced import as_float64
 
@@ -127,7 +127,7 @@ def _forgotten(name: str, x: Any, norm: Norm | str | None) -> Floats:
         return u
     row = as_norm(norm)
     found = row.forgotten(as_float64(name, x))
-    return found if found.shape[-1] else u
+    return found if row.forgets_length else spanned(u, found)
 
 
 def radial_report(
@@ -146,8 +146,8 @@ def radial_report(
     Args:
       fn: (T, d) -> (T, d) or (d,) -> (d,), differentiable in JAX.
       h: where.
-      norm: a row of the table or its name, whose directions at h and at fn(h) are taken; None, and
-        a norm that forgets nothing: those of h and fn(h) themselves, m = 1.
+      norm: a row of the table or its name, whose directions at h and at fn(h) are taken; for None,
+        and before those of a norm that does not forget the length, those of h and fn(h) themselves.
       probes: at least 2.
       seed: of the probes.
 

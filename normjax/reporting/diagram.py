@@ -27,6 +27,7 @@ _PLACES = {
     "model.heads": ("attention",),
     "model.kv_heads": ("attention",),
     "model.qk_norm": ("attention",),
+    "model.qk_norm_over": ("attention",),
     "model.attention_softcap": ("attention",),
     "model.mlp": ("mlp",),
     "model.mlp_width": ("mlp",),

@@ -56,6 +56,10 @@ _ACTIONS = {
     ("model.mlp", "none"): "removing the MLP",
     ("model.positions", "none"): "removing positions",
     ("model.residual", False): "removing residual connections",
+    ("model.qk_norm", True): "normalizing queries and keys",
+    ("model.qk_norm", False): "leaving queries and keys as they are",
+    ("model.qk_norm_over", "head"): "taking the norm of queries and keys head by head",
+    ("model.qk_norm_over", "heads"): "taking the norm of queries and keys over all heads",
     ("model.final_norm", "off"): "removing the final norm",
     ("model.final_norm", "on"): "keeping the final norm",
 }

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normjax.errors import UserError
-from normjax.norm_derivatives import NormDerivative
+from normjax.norm_derivatives import Matrices, NormDerivative
 from normjax.spectra.secular import Poles, Vector, secular_roots
 
 _SMALLEST_GAIN = {False: 1e-140, True: 1e-50}
@@ -156,15 +156,23 @@ def _layer_values(point: _Point) -> Vector:
     return _assembled(point, _with_zero_pole(poles, weights, root_weight), copies)
 
 
-def derivative_singular_values(derivative: NormDerivative) -> Vector:
-    """Return all singular values of J = diag(w) (P - (1 - k) u u^T) at one point, of any norm.
+def derivative_singular_values(derivative: NormDerivative | Matrices) -> Vector:
+    """Return all singular values of J = diag(w) (P - (1 - k) u v^T) at one point, of any norm.
+
+    With v = u: the |w_i| themselves without a direction, |w| and |w| k where all |w_i| are equal,
+    else the roots of a secular equation, as above with k for q. With another v and equal |w_i|,
+
+        |w| (d - 2 times),  |w| s  and  |w| k / s,    s^2 = (t + (1 - k) |v| sqrt(t + 2 k)) / 2,
+        t = 2 k + (1 - k)^2 |v|^2,
+
+    because the two squares add up to t and have the product k^2. Else, and for a derivative that is
+    a matrix, those of the matrix.
 
     Args:
       derivative: with a weight (d,) of any signs; see :mod:`normjax.norm_derivatives`.
 
     Returns:
-      (d,) float64, descending: the |w_i| themselves without a direction, |w| and |w| k where all
-      |w_i| are equal, else the roots of a secular equation, as above with k for q.
+      (d,) float64, descending.
 
     Raises:
       UserError: a weight that is not finite; nonzero weights too far apart, as above.
@@ -173,7 +181,11 @@ def derivative_singular_values(derivative: NormDerivative) -> Vector:
     >>> derivative_singular_values(diagonal(np.array([-1.0, 3.0])))
     array([3., 1.])
     """
+    if isinstance(derivative, Matrices):
+        return np.linalg.svd(_finite("J", derivative.matrix()), compute_uv=False)
     weight = np.abs(_finite("weight", derivative.weight))
+    if derivative.dual is not None:
+        return _oblique_values(derivative, weight)
     u, k = derivative.direction, float(derivative.radial)
     if not derivative.centered and not np.any(u != 0):
         return np.sort(weight)[::-1]
@@ -182,6 +194,21 @@ def derivative_singular_values(derivative: NormDerivative) -> Vector:
     length = float(np.any(u != 0))
     point = _Point(u, length, u, relative, largest, k, float(derivative.removed) * (1 + k))
     return _layer_values(point) if derivative.centered else _rms_values(point)
+
+
+def _oblique_values(derivative: NormDerivative, weight: Vector) -> Vector:
+    k, length = float(derivative.radial), float(np.linalg.norm(derivative.covector))
+    if not length:
+        return np.sort(weight)[::-1]
+    if not _is_uniform(weight):
+        return np.linalg.svd(derivative.matrix(), compute_uv=False)
+    if len(weight) == 1:
+        return weight * k
+    t = 2 * k + ((1 - k) * length) ** 2
+    largest = math.sqrt((t + (1 - k) * length * math.sqrt(t + 2 * k)) / 2)
+    result = np.ones(len(weight))
+    result[0], result[-1] = largest, k / largest
+    return result * weight
 
 
 # --- the secular equations ----------------------------------------------------------------------

@@ -174,11 +174,11 @@ class _Sizes:
         if row.law is None:
             raise _NoLawError(f"{row.title} states none")
         seen = max(x.mean_square - x.mean**2, 0.0) if row.removes_mean else x.mean_square
-        if seen + self.config.norm_eps <= 0 and row.forgets != "nothing":
+        if seen + self.config.norm_eps <= 0 and row.forgets_length:
             raise UserError(
                 "mean_square=0: a norm with eps = 0 has no derivative there; pass a positive one"
             )
-        unit = float(row.law.slope(seen, self.config.norm_eps))
+        unit = float(row.law.factor(seen, self.config.norm_eps, self.config.width))
         gain, bias = (self._parameter(row, holder, name) for name in ("gain", "bias"))
         gain, bias = 1.0 if gain is None else gain, 0.0 if bias is None else bias
         slope = _rms(gain) * unit
@@ -368,8 +368,14 @@ def _logit_variance(config: DecoderConfig, leaf: Any, gain: Any, ms: float) -> f
     found = 1.0
     for side in ("query", "key"):
         if side in config.inner_norms:
+            row = config.norm_row
+            if row.law is None or not row.forgets_length:
+                raise _NoLawError(f"{row.title} of queries and keys has none")
             own = leaf("branch", f"{side}_norm", "gain")
-            found *= 1.0 if own is None else _rms(config.norm_row.seen("gain", own)) ** 2
+            heads = {"query": config.heads, "key": config.kv_head_count}[side]
+            width = config.head_width * (heads if config.inner_norms[side] == "heads" else 1)
+            size = (1.0 if own is None else _rms(row.seen("gain", own))) * width**row.law.power
+            found *= size**2
         else:
             squares = column_squares(leaf("branch", side, "kernel"), gain)
             found *= ms * float(np.mean(squares))

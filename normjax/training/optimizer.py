@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-DECAYED = ("kernel", "embedding", "positions")
+DECAYED = ("kernel", "embedding", "positions", "down", "up")
 """Leaf names that weight decay applies to; gains, biases and branch weights are left alone."""
 
 
@@ -41,7 +41,8 @@ def global_norm(tree: Any) -> tuple[Array, Array]:
         leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(tree)
     ]
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
-    # Not norms.power_of_two_near: with it a run beside others differs in last bits from one alone.
+    # Not norm_functions.power_of_two_near: with it a run beside others differs in last bits from
+    # one alone.
     _, exponent = jnp.frexp(jnp.where(largest > 0, largest, 1))
     most = -int(jnp.finfo(largest.dtype).minexp) - 26  # float32: 100
     c = jnp.ldexp(jnp.ones_like(largest), jnp.clip(exponent, -most, most))
