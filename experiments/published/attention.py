@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,10 +63,9 @@ def collapse(board: Board, residual_path: bool = False) -> list[Result]:
     )  # fmt: skip
     run = jax.jit(lambda params, x: model.block(model.layer(params, 1), x[None])[0])
     masked = [
-        order(lambda z, p=weights(model, g): run(p, z),
-              g.standard_normal(d), g.standard_normal((T, d)))
+        order(partial(run, weights(model, g)), g.standard_normal(d), g.standard_normal((T, d)))
         for g in seeds(board, 41)
-    ]  # fmt: skip
+    ]
     tolerance = Tolerance(0.05, "terms of the next order in the spread, 1e-3 and 1e-4")
     return [
         Result(
@@ -79,7 +79,8 @@ def collapse(board: Board, residual_path: bool = False) -> list[Result]:
         Result(
             "A2", "With a causal mask the collapse is exponential, not doubly: a layer is of order"
             " one in the spread.",
-            WU, "paper", f"one layer of the decoder without skip, MLP and norm, d = {d}, {T} tokens",
+            WU, "paper",
+            f"one layer of the decoder without skip, MLP and norm, d = {d}, {T} tokens",
             number(1.0), tolerance, tuple(masked),
         ),
     ]  # fmt: skip
@@ -149,8 +150,8 @@ def softmax_norms(board: Board) -> list[Result]:
             number(0.0), near, (off,),
         ),
         Result(
-            "A6", "Softmax is 1/2-Lipschitz in the 1-, 2- and ∞-norm, and no less: two equal entries"
-            " reach it.",
+            "A6", "Softmax is 1/2-Lipschitz in the 1-, 2- and ∞-norm, and no less: two equal"
+            " entries reach it.",
             "arXiv 2510.23012", "paper",
             f"{draws}, and two equal logits; the largest norm of a Jacobian",
             number(0.5), near, (max(most, half),),
@@ -166,7 +167,7 @@ def frozen(board: Board) -> list[Result]:
     """A8, A9: the entropy of a softmax of Gaussian logits, the random energy model."""
     level = 1.0  # nats: where the entropy is this small, about e keys are left
     # Frozen, probabilities follow Poisson and Dirichlet: E H = psi(1) - psi(1 - m), m = b_c / b.
-    share = optimize.brentq(
+    share: Any = optimize.brentq(
         lambda m: special.digamma(1) - special.digamma(1 - m) - level, 0.01, 0.9
     )
     powers = range(board.keys - 8, board.keys + 1, 2)
@@ -204,7 +205,9 @@ def frozen(board: Board) -> list[Result]:
             " ψ(1) − ψ(1 − m) = 1",
             number(critical), resolution(critical, 0.05), tuple(found[:, -1]),
             "Measured over expected is "
-            + ", ".join(f"{m:.3f} at 2^{p}" for m, p in zip(ratios.mean(axis=0), powers))
+            + ", ".join(
+                f"{m:.3f} at 2^{p}" for m, p in zip(ratios.mean(axis=0), powers, strict=True)
+            )
             + " keys. The largest of T Gaussians lies below sqrt(2 ln T) by the share"
             " (ln ln T + ln 4π) / (4 ln T), "
             + ", ".join(f"{each:.3f}" for each in shift)
@@ -257,8 +260,7 @@ def in_context(board: Board) -> list[Result]:
     # A row is met as often as its state: rows that are seldom left weigh more.
     rate = 2 * integrate.quad(lambda a: special.entr([a, 1 - a]).sum()
                               * (1 - a * math.log((1 + a) / a)), 0, 1)[0]  # fmt: skip
-    k, expected = 3, sum(1 / j for j in range(2, 4))
-    means = []
+    k, means = 3, []
     for g in seeds(board, 46):
         p = g.dirichlet(np.ones(k), 20_000)
         means.append(float(np.mean(-np.sum(np.where(p > 0, p * np.log(p), 0.0), axis=1))))
@@ -268,8 +270,8 @@ def in_context(board: Board) -> list[Result]:
             "A12", "The loss plateau of the in-context bigram solution is the mean entropy "
             + said.format("two") + ", 1/2.",
             EDELMAN, "derived",
-            "the program’s exact mean entropy of Laplace’s rule over all transition counts after 64,"
-            " 128 and 256 tokens; limit c of c + a ln T / T + b / T",
+            "the program’s exact mean entropy of Laplace’s rule over all transition counts after"
+            " 64, 128 and 256 tokens; limit c of c + a ln T / T + b / T",
             number(0.5), Tolerance(2 * abs(limits[1] - limits[0]),
                                    "twice what the limit moves from 32, 64, 128 tokens to these"),
             (limits[1],),

@@ -1,4 +1,4 @@
-"""Do published results on norms, residual streams and their training come out again, measured small?
+"""Do published results on norms, residual streams and optimizers come out again, measured small?
 
 Question: seventy quantitative statements of papers (sizes over depth, gradients at
 initialization, attention, singular values, identities between schemes, optimizers, rounding) that a
@@ -57,7 +57,7 @@ def get_config(preset: str) -> PublishedConfig:
 
 
 def run(config: PublishedConfig, preset: str, options: Options) -> Outcome | None:
-    """Measure every row, write published.csv and published.html; a miss is a result, not an error."""
+    """Measure every row, write published.csv and published.html; code 0 where a row misses too."""
     setting.check(config)
     check_workdir(options.workdir)
     board = config.board

@@ -73,8 +73,8 @@ def equal_schemes(board: Board, base: Any = "pre") -> list[Result]:
     apart = f"{setup}; largest difference of the logits over the largest logit"
     rows = [
         Result(
-            "I1", "Attention residuals with queries at zero, read through a final norm, are pre-norm:"
-            " the mean of the sources is a multiple of their sum.",
+            "I1", "Attention residuals with queries at zero, read through a final norm, are"
+            " pre-norm: the mean of the sources is a multiple of their sum.",
             "Moonshot AI 2026, arXiv 2603.15031; identity from the equation", "derived", apart,
             number(0.0), near(), (off(both(board, 100, base, "attention_residuals")),),
         ),

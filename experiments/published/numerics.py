@@ -132,8 +132,8 @@ def mixing(board: Board, columns_last: bool = True) -> list[Result]:
     setup = "20 rounds of Sinkhorn in float64, n = 4, as the released code orders them"
     return [
         Result(
-            "N6", "In DeepSeek-V4 columns are normalized last and used as rows: each new stream is a"
-            " convex mix of the old ones, to 1e-6.",
+            "N6", "In DeepSeek-V4 columns are normalized last and used as rows: each new stream is"
+            " a convex mix of the old ones, to 1e-6.",
             "transformers, deepseek_v4; " + MHC, "code",
             f"{setup}, logits N(0, 25), 4,096 matrices a seed; the largest deviation of a column’s"
             " sum from 1",

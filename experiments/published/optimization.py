@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 from experiments.claims.claim import Tolerance, digits
 from experiments.published.result import Result, between, number
@@ -76,12 +77,13 @@ def equilibrium(board: Board, momentum: float = 0.9) -> list[Result]:
             tuple(found[:, 0]),
         ),
         Result(
-            "O2", "Their root mean square is sqrt(η / (2 λ)).", KOSSON, "recalled", setup, number(size),
+            "O2", "Their root mean square is sqrt(η / (2 λ)).", KOSSON, "recalled", setup,
+            number(size),
             Tolerance(size * rate * decay, "terms of the next order in η λ = 0.01"),
             tuple(found[:, 1]),
             f"Measured over expected is {np.mean(found[:, 1]) / size:.4f}, and"
-            f" {np.mean(slower[:, 1]) / less:.4f} at a quarter of the rate. The exact recursion with"
-            " a momentum whose noise is correlated over 1/(1 − β₁) steps has"
+            f" {np.mean(slower[:, 1]) / less:.4f} at a quarter of the rate. The exact recursion"
+            " with a momentum whose noise is correlated over 1/(1 − β₁) steps has"
             f" {closed[0]:.4f} and {closed[1]:.4f}: the missing term is of the order of"
             " η λ / (1 − β₁).",
         ),
@@ -95,13 +97,13 @@ def threshold(make: Callable[[float], optax.GradientTransformation], high: float
     """
     optimizer = make(1.0)
     zero = (jnp.zeros(()), optimizer.init(jnp.zeros(())))
-    flat, shape = jax.flatten_util.ravel_pytree(zero)
+    flat, shape = ravel_pytree(zero)
 
     def radius(curvature: float) -> float:
         def step(x: Any) -> Any:
             w, state = shape(x)
             update, state = optimizer.update(curvature * w, state, w)
-            return jax.flatten_util.ravel_pytree((w + update, state))[0]
+            return ravel_pytree((w + update, state))[0]
 
         return float(np.max(np.abs(np.linalg.eigvals(np.asarray(jax.jacfwd(step)(flat))))))
 
@@ -141,7 +143,7 @@ def edge_of_stability(board: Board, momentum: float = 0.9) -> list[Result]:
 
 
 def two_layer(start: tuple[np.ndarray, np.ndarray], factor: float, steps: int = 200) -> np.ndarray:
-    """Return outputs over steps of v . u / sqrt(n) on one input with target 0, rate factor / λ_0."""
+    """Return outputs over steps of v . u / sqrt(n) on one input with target 0, rate factor / λ₀."""
     u, v = start
     n, out = len(u), []
     rate = factor / ((u @ u + v @ v) / n)

@@ -35,9 +35,9 @@ CLASSES = {REPRODUCED: "yes", NOT_REPRODUCED: "no", UNDECIDED: "open"}
 COLOURS = {REPRODUCED: BLUE, NOT_REPRODUCED: VERMILLION, UNDECIDED: ORANGE}
 _STYLE = """
 body { max-width: 72rem; }
-.board td.what { min-width: 17rem; }
-.board td.what small, .board td.n small, .board td.words small { white-space: normal; }
-.board td.n small { max-width: 11rem; margin-left: auto; }
+.board td.what { min-width: 22rem; }
+.board td.what small, .board td.words small { white-space: normal; }
+.board td { padding-right: 1rem; }
 .board td.words { min-width: 9rem; }
 .board tr.no td, .verdicts a.no { background: var(--warn); }
 .board tr.open td, .verdicts a.open { background: var(--panel); }
@@ -76,11 +76,12 @@ def expected(row: Result) -> str:
     return f"≥ {digits(low)}" if math.isinf(high) else f"{digits(low)} to {digits(high)}"
 
 
-def _ends(row: Result) -> str:
+def _ends(row: Result) -> tuple[str, ...]:
+    """Return the interval and how many seeds it is over, or that there is none."""
     if row.exact:
-        return "exact"
-    low, high = row.estimate.low or 0.0, row.estimate.high or 0.0
-    return f"{digits(low)} to {digits(high)}, {len(row.values)} seeds"
+        return ("exact",)
+    _, low, high = row.interval
+    return f"{digits(low)} to {digits(high)}", f"{len(row.values)} seeds"
 
 
 def _bound(value: float) -> Any:
@@ -90,7 +91,8 @@ def _bound(value: float) -> Any:
 BOARD = Table([
     Column("id", lambda row: row.id, "", lambda row: tag("span", row.id, id=row.id), "id"),
     Column("statement", lambda row: row.statement, "Published result",
-           lambda row: stacked(row.statement, row.setup), "what"),
+           lambda row: stacked(row.statement, row.setup,
+                               f"Tolerance: {row.tolerance.reason}."), "what"),
     Column("setup", lambda row: row.setup),
     Column("source", lambda row: row.source, "Source",
            lambda row: stacked(row.source, row.basis), "words"),
@@ -98,12 +100,12 @@ BOARD = Table([
     Column("expected_low", lambda row: _bound(row.expected.low), "Expected", expected, "n"),
     Column("expected_high", lambda row: _bound(row.expected.high)),
     Column("tolerance", lambda row: row.tolerance.value, "Tolerance",
-           lambda row: stacked(digits(row.tolerance.value), row.tolerance.reason), "n"),
+           lambda row: digits(row.tolerance.value), "n"),
     Column("tolerance_reason", lambda row: row.tolerance.reason),
-    Column("measured", lambda row: row.estimate.mean, "Measured",
-           lambda row: stacked(digits(row.estimate.mean), _ends(row)), "n"),
-    Column("low", lambda row: row.estimate.low),
-    Column("high", lambda row: row.estimate.high),
+    Column("measured", lambda row: row.interval[0], "Measured",
+           lambda row: stacked(digits(row.interval[0]), *_ends(row)), "n"),
+    Column("low", lambda row: row.interval[1]),
+    Column("high", lambda row: row.interval[2]),
     Column("seeds", lambda row: 0 if row.exact else len(row.values)),
     Column("verdict", lambda row: row.verdict, "Verdict",
            lambda row: tag("b", row.verdict) if row.verdict == NOT_REPRODUCED else row.verdict),
@@ -141,7 +143,8 @@ def reasons(row: Result) -> list[str]:
     said = [row.note] if row.note else []
     if row.verdict == UNDECIDED and not row.exact:
         # The interval has to end before the nearest end of what is expected.
-        half, n, mean = row.estimate.half_width or 0.0, len(row.values), row.estimate.mean or 0.0
+        (mean, _, high), n = row.interval, len(row.values)
+        half = high - mean
         t = row.tolerance.value
         gaps = [abs(mean - end) for end in (row.expected.low - t, row.expected.high + t)]
         gap = min(g for g in gaps if math.isfinite(g))
@@ -165,12 +168,10 @@ def text(rows: Sequence[Result]) -> str:
     """Return the board for a terminal, at most 100 columns, and the answer below."""
     lines = [_line("", "expected", "tolerance", "measured", "interval", "verdict")]
     for row in rows:
-        ends = (
-            "exact" if row.exact else f"{digits(row.estimate.low)} to {digits(row.estimate.high)}"
-        )
+        ends = _ends(row)[0]
         said = textwrap.wrap(f"{row.id}  {row.statement}", 98, subsequent_indent="     ")
         lines += [*said, _line("", expected(row), digits(row.tolerance.value),
-                               digits(row.estimate.mean), ends, row.verdict)]  # fmt: skip
+                               digits(row.interval[0]), ends, row.verdict)]  # fmt: skip
     return "\n".join([*lines, "", textwrap.fill(answer(rows), 98)])
 
 
@@ -194,11 +195,7 @@ def figures(rows: Sequence[Result]) -> list[Figure]:
             continue
         name = f"{row.id}  {row.statement}"
         looks[name] = Look(COLOURS[row.verdict], "o")
-        at = [
-            (2 * value - low - high) / (high - low)
-            for value in (row.estimate.mean, row.estimate.low, row.estimate.high)
-            if value is not None
-        ]
+        at = [(2 * value - low - high) / (high - low) for value in row.interval]
         points.append({"row": name, "at": at[0], "low": at[1], "high": at[2]})
     if not points:
         return []
@@ -250,8 +247,8 @@ def render(
     )
     missed = [
         html.part(f"{row.id}: {row.verdict}", row.statement,
-                  tag("p", f"Expected {expected(row)}, measured {digits(row.estimate.mean or 0.0)}"
-                      f" ({_ends(row)})."),
+                  tag("p", f"Expected {expected(row)}, measured {digits(row.interval[0])}"
+                      f" ({', '.join(_ends(row))})."),
                   *(reasons(row) or ["Nothing more was measured."]))
         for row in rows if row.verdict != REPRODUCED
     ]  # fmt: skip
@@ -265,7 +262,7 @@ def render(
             Section("board", "The board", [
                 tag("nav", tag("ul", *links, cls="verdicts"), **{"aria-label": "Rows"}),
                 muted(
-                    "All numbers, for sorting:"
+                    "All numbers in full, to sort and to filter:"
                     ' <a href="published.csv">published.csv</a>. Small print: the set-up, the basis'
                     " of the expected value, the reason of the tolerance, the 95 % interval."
                 ),

@@ -17,9 +17,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property
+from typing import Any
 
 from experiments.claims.claim import Tolerance
-from normjax.reporting.statistics import Estimate, estimate
+from normjax.reporting.statistics import estimate
 
 REPRODUCED, NOT_REPRODUCED, UNDECIDED = VERDICTS = (
     "reproduced", "not reproduced", "not decided at this size",
@@ -113,7 +114,7 @@ class Result:
     setup: str
     expected: Expected
     tolerance: Tolerance
-    values: tuple[float, ...]
+    values: tuple[Any, ...]
     note: str = ""
 
     def __post_init__(self):
@@ -136,15 +137,15 @@ class Result:
         return len(self.values) == 1
 
     @cached_property
-    def estimate(self) -> Estimate:
-        """The mean with its interval; of an exact number, the number itself."""
-        if self.exact:
-            return Estimate(1, self.values[0], None, self.values[0], self.values[0])
-        return estimate(self.values)
+    def interval(self) -> tuple[float, float, float]:
+        """The mean and the ends of its interval; of an exact number, the number itself."""
+        found = estimate(self.values)
+        if found.mean is None or found.low is None or found.high is None:
+            return (self.values[0],) * 3
+        return found.mean, found.low, found.high
 
     @property
     def verdict(self) -> str:
         """One of :data:`VERDICTS`."""
-        low, high = self.estimate.low, self.estimate.high
-        assert low is not None and high is not None
+        _, low, high = self.interval
         return judged(low, high, self.expected, self.tolerance.value)

@@ -163,7 +163,7 @@ def resolution(value: float, share: float = 0.03) -> Tolerance:
     return Tolerance(share * abs(value), f"{share:.0%} of the value; {why}")
 
 
-def shown(value: float) -> str:
+def shown(value: Any) -> str:
     """Return a number of a note to three digits.
 
     >>> shown(1234.567), shown(0.012345)
