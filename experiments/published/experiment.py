@@ -8,7 +8,15 @@ which are not, and which does this size not decide?
 Hypothesis: those that follow from their set-up by algebra are reproduced; those that hold without
 end (infinite width, depth or number of keys) miss by a correction that shrinks with size.
 
-Command: python launch.py --experiment=published
+Command: python launch.py --experiment=published     70 rows; 200 s of processor time on two cores,
+                                                     compiling included
+
+Result: 64 are reproduced, 4 are not, 2 are not decided. Two of the four are corrections of finite
+size: the entropy of a softmax collapses 10 % below sqrt(2 ln T) at 65,536 keys and extrapolates to
+it, AdamW's weights are 4 % smaller than sqrt(eta / (2 lambda)) by the correlation of its momentum.
+A pre-norm stream with uniform attention grows faster than a line, since attention writes more in
+later blocks; and the plateau of a drawn Markov chain is its entropy rate, 0.481 for two states, not
+the mean entropy of its rows, 0.5.
 
 Left out, because the decoder has no switch for it: unmasked attention and everything with
 encoders (A1 and S7 are in NumPy), a mixing matrix made by Sinkhorn (N6 to N9 are in NumPy), NAG's

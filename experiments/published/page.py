@@ -35,10 +35,11 @@ CLASSES = {REPRODUCED: "yes", NOT_REPRODUCED: "no", UNDECIDED: "open"}
 COLOURS = {REPRODUCED: BLUE, NOT_REPRODUCED: VERMILLION, UNDECIDED: ORANGE}
 _STYLE = """
 body { max-width: 72rem; }
-.board td.what { min-width: 22rem; }
+.board td.what { min-width: 20rem; }
 .board td.what small, .board td.words small { white-space: normal; }
-.board td { padding-right: 1rem; }
-.board td.words { min-width: 9rem; }
+.board td { padding-right: .8rem; }
+.board td:last-child { padding-right: 0; min-width: 5.6rem; }
+.board td.words { min-width: 8rem; }
 .board tr.no td, .verdicts a.no { background: var(--warn); }
 .board tr.open td, .verdicts a.open { background: var(--panel); }
 .verdicts { display: flex; flex-wrap: wrap; gap: .3rem; list-style: none; padding: 0; }
