@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ SMALL = Board(seeds=5, width=32, depth=8, tokens=8, matrix=64, steps=500, keys=1
 
 
 def row(id="S1", expected=None, tolerance=0.1, values=(1.0,), **changes):
-    given = {
+    given: dict[str, Any] = {
         "statement": f"Statement <{id}>.", "source": "arXiv 0000.00000", "basis": "derived",
         "setup": "d = 4", "expected": number(1.0) if expected is None else expected,
         "tolerance": Tolerance(tolerance, "a reason"), "values": values,

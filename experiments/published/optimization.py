@@ -134,7 +134,9 @@ def edge_of_stability(board: Board, momentum: float = 0.9) -> list[Result]:
             + (" with its second moment held fixed" if id == "O6" else "")
             + " as a linear map; bisection on the spectral radius, float64",
             number(value),
-            digits(3) if id == "O5" else Tolerance(1e-5, "bisection on a radius of eigenvalues, which rounding moves"),
+            digits(3) if id == "O5" else Tolerance(
+                1e-5, "bisection on a radius of eigenvalues, which rounding moves"
+            ),
             (threshold(make, 100.0),),
         )
         for id, words, text, value, make in kinds
