@@ -194,7 +194,7 @@ WRONG = [
 WRONG_TOO = [
     (sizes.deepnorm_branch, {"placement": "post"}, {"S6"}),
     (sizes.uniform_attention, {"placement": "none"}, {"S8"}),
-    (gradients.over_depth, {"post": "pre", "pre": "post"}, {"G1", "G2", "G3"}),
+    (gradients.over_depth, {"post": "pre", "pre": "post"}, {"G1", "G2", "G4", "G5"}),
     (spectra.isometry, {"pre": "post", "post": "pre"}, {"J5", "J7"}),
     (spectra.identity_at_start, {"placements": ("none", "pre", "sandwich")}, {"J8", "J9"}),
     (identities.equal_schemes, {"base": "layernorm_scaling"}, {"I1", "I2"}),

@@ -202,15 +202,15 @@ def figures(rows: Sequence[Result]) -> list[Figure]:
         return []
     canvas = pictures.intervals(
         [Panel(points)], looks,
-        Axis("at", "measured, where −1 to 1 is what is expected with its tolerance",
+        Axis("at", "measured; −1 to 1: as expected",
              limits=(-3.2, 3.2), ticks=(-3, -2, -1, 0, 1, 2, 3),
              marks=((-1, "", Look(MUTED, "")), (1, "", Look(MUTED, "")))),
-        series="row", spans=(Span("at", "low", "high"),), row=0.24, letters=52,
+        series="row", spans=(Span("at", "low", "high"),), row=0.24, letters=44,
     )  # fmt: skip
     caption = (
         "Rows with independent seeds whose expected value has two ends. Marks: means; lines: 95 %"
         " intervals over seeds. Blue: reproduced, the whole interval lies between the lines at −1"
-        " and 1; red: not reproduced; orange: not decided."
+        " and 1; red: not reproduced; orange: not decided. Arrow: beyond the axis."
     )
     title = "Measured against expected, in units of what is allowed"
     return [drawing.figure("measured-and-expected", title, caption, canvas, points)]
