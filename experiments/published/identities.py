@@ -11,18 +11,10 @@ import numpy as np
 
 from experiments.claims.claim import Tolerance
 from experiments.published.result import Result, number
-from experiments.published.setting import BEAM, Board, decoder, seeds, weights
+from experiments.published.setting import Board, decoder, seeds, weights
 from normjax.decoder import Decoder
-from normjax.equation import MODEL_NORM, SHARED_NORM, Sublayer
-from normjax.placements import PLACEMENTS, Placement
+from normjax.placements import PLACEMENTS
 
-BEFORE = Placement(
-    "DeepNorm, bracketed before", "MiniMax-Text-01, released code",
-    Sublayer(pre_norm=MODEL_NORM, skip_norm=SHARED_NORM,
-             keep=lambda block, depth: (2 * depth) ** 0.25),
-    final_norm=True,
-)  # fmt: skip
-"""h := N(h), h' = a h + F(h): the norm of DeepNorm at the start of the next sub-layer."""
 d, T, L = 32, 8, 4
 _WIDE = {"dtype": "float64", "param_dtype": "float64", "norm": "rmsnorm_plain", "norm_eps": 0.0}
 _LOSS = (
@@ -84,10 +76,9 @@ def equal_schemes(board: Board, base: Any = "pre") -> list[Result]:
             number(0.0), near(), (off(both(board, 101, base, "hyper_connections")),),
         ),
     ]  # fmt: skip
-    sandwich = PLACEMENTS["sandwich"]
     streams = [
         np.asarray(model.hidden_states(params, jnp.arange(T)[None])[-1])
-        for model, params in both(board, 102, sandwich, BEAM)
+        for model, params in both(board, 102, "sandwich", "beam")
     ]
     scaled = (2 * L + 1) ** 0.5 * streams[1]
     rows.append(Result(
@@ -102,7 +93,7 @@ def equal_schemes(board: Board, base: Any = "pre") -> list[Result]:
         "I4", "MiniMax’s h := N(h), h' = a h + F(h) is DeepNorm, bracketed at another place.",
         "MiniMax-Text-01 and Wang et al. 2022, arXiv 2203.00555; identity from the equation",
         "derived", f"{apart}; embeddings of root mean square 1",
-        number(0.0), near(), (off(both(board, 103, deepnorm, BEFORE, unit=True)),),
+        number(0.0), near(), (off(both(board, 103, deepnorm, "minimax", unit=True)),),
     ))  # fmt: skip
     return rows
 

@@ -13,8 +13,8 @@ import numpy as np
 from experiments.claims.claim import Tolerance
 from experiments.claims.taylor import slope
 from experiments.published.result import Result, at_least, at_most, number
-from experiments.published.setting import BEAM, Board, decoder, resolution, seeds
-from normjax.norms import layer_norm
+from experiments.published.setting import Board, decoder, resolution, seeds
+from normjax.norm_functions import layer_norm
 
 MHC = "DeepSeek 2025, arXiv 2512.24880"
 RATIOS = (30.0, 100.0, 300.0, 1000.0)
@@ -72,7 +72,7 @@ def flax_layer_norm(fast: bool) -> Any:
     return jax.jit(lambda x: module.apply({}, x))
 
 
-def small_branches(board: Board, placement: Any = BEAM) -> list[Result]:
+def small_branches(board: Board, placement: Any = "beam") -> list[Result]:
     """N4, N5: an output norm with an eps beside which the branch is small."""
     T, d, found = 8, 32, {}
     for eps in (1e-12, 1e-5):

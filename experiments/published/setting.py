@@ -16,8 +16,6 @@ from experiments.published.result import LEAST_SEEDS
 from normjax import configs
 from normjax.configs import field
 from normjax.decoder import Decoder, DecoderConfig
-from normjax.equation import MODEL_NORM, Sublayer
-from normjax.placements import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,26 +46,6 @@ class PublishedConfig:
 def check(config: PublishedConfig) -> None:
     """Raise :class:`UserError` for sizes at which the board cannot be computed."""
     configs.check(config)
-
-
-KEEL = Placement(
-    "KEEL", "Chen and Wei 2026, arXiv 2601.19895, a = 2 L",
-    Sublayer(pre_norm=MODEL_NORM, post_norm=MODEL_NORM, keep=lambda block, depth: 2.0 * depth),
-)  # fmt: skip
-"""Pre-norm and post-norm, the stream weighed by the number of sub-layers."""
-_BEAM = {
-    "pre_norm": MODEL_NORM, "branch_norm": MODEL_NORM,
-}  # fmt: skip
-BEAM = Placement(
-    "Beam", "Beam-1.0, released code",
-    Sublayer(**_BEAM, keep=lambda block, depth: ((2 * block - 1) / (2 * block)) ** 0.5,
-             write=lambda block, depth: (2 * block) ** -0.5),
-    Sublayer(**_BEAM, keep=lambda block, depth: (2 * block / (2 * block + 1)) ** 0.5,
-             write=lambda block, depth: (2 * block + 1) ** -0.5),
-    final_norm=True,
-)  # fmt: skip
-"""A running mean of normalized outputs: with k = 2 l of attention and 2 l + 1 of the MLP of block
-l, counted from 1, h' = sqrt((k - 1) / k) h + sqrt(1 / k) Q(F(N(h)))."""
 
 
 def seeds(board: Board, purpose: int, times: int = 1) -> list[np.random.Generator]:

@@ -26,7 +26,7 @@ from experiments.published.setting import (
     weights,
 )
 from normjax.equation import Sublayer
-from normjax.placements import Placement
+from normjax.placement import Placement
 
 XIONG = "Xiong et al. 2020, arXiv 2002.04745"
 NOCI = "Noci et al. 2022, arXiv 2206.03126"

@@ -13,7 +13,7 @@ from scipy import special
 
 from experiments.claims.claim import Tolerance, exact, rounding
 from experiments.published.result import Result, number
-from experiments.published.setting import KEEL, Board, decoder, resolution, seeds, shown, weights
+from experiments.published.setting import Board, decoder, resolution, seeds, shown, weights
 from normjax.jacobians.blocks import Parts
 from normjax.spectra.depth_products import DepthProduct, depth_log_singular_values
 from normjax.theory.matrix_products import ProductLaw
@@ -24,7 +24,7 @@ WIDE = {"dtype": "float64", "param_dtype": "float64", "norm": "rmsnorm_plain", "
 
 
 def null_directions(
-    board: Board, placements: tuple[Any, ...] = ("post", "deepnorm", KEEL)
+    board: Board, placements: tuple[Any, ...] = ("post", "deepnorm", "keel")
 ) -> list[Result]:
     """J1 to J3: singular values of a whole sequence's Jacobian that are zero."""
     d, T, L, rows = 32, 8, 4, []
