@@ -130,10 +130,11 @@ class DecoderConfig:
 
     @property
     def inner_norms(self) -> dict[str, str]:
-        """Which of "query", "key" and "value" attention normalizes, and over what: each "head" by
-        itself, or all "heads" together. Where the placement says something, that holds."""
+        """What is normalized inside of the branches, and over what: each "head" by itself, or all
+        "heads" together. Where the placement says something, that holds."""
         asked = dict.fromkeys(("query", "key") if self.qk_norm else (), self.qk_norm_over)
-        return asked | dict(map(inner_norm, self.placement_row.of("attention").inner_norms))
+        own = [self.placement_row.of(branch).inner_norms for branch in ("attention", "mlp")]
+        return asked | dict(map(inner_norm, (*own[0], *own[1])))
 
     @property
     def rows(self) -> int:

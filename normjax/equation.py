@@ -24,8 +24,9 @@ import numpy as np
 
 SLOTS = ("pre_norm", "branch_norm", "skip_norm", "post_norm", "mix_norm")
 """N, Q, S, P and U, where a sub-layer may have a norm."""
-INNER = ("query", "key", "value")
-"""What attention may normalize inside."""
+INNER = ("query", "key", "value", "output", "hidden")
+"""What a branch may normalize inside: queries, keys and values; what attention's output matrix
+reads; what the MLP's reads."""
 FACTORS = {"scale": "c", "keep": "a", "write": "b"}
 """What multiplies what the branch reads, what is kept, what the branch writes; with its letter."""
 MODEL_NORM = "model"
@@ -124,8 +125,9 @@ class Sublayer:
       pre_norm, branch_norm, skip_norm, post_norm, mix_norm: N, Q, S, P and U.
       scale, keep, write: c, A and B.
       read: R, weights over streams; None for a decoder of one stream.
-      inner_norms: which of "query", "key" and "value" attention normalizes: "query" each head by
-        itself, "query over heads" all heads together.
+      inner_norms: which of :data:`INNER` the branch normalizes: "query" each head by itself, "query
+        over heads" all heads together; "hidden" has no heads.
+      head_scale: whether what each head returns is multiplied by a learned number that starts at 1.
     """
 
     pre_norm: Any = None
@@ -138,6 +140,7 @@ class Sublayer:
     write: Any = 1.0
     read: Any = None
     inner_norms: tuple[str, ...] = ()
+    head_scale: bool = False
 
     def at(self, block: int, depth: int) -> Sublayer:
         """Return what block l of L has: no schedule is left.

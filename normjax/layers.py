@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from normjax.decoder_config import DecoderConfig
-from normjax.equation import INNER, MODEL_NORM
+from normjax.equation import MODEL_NORM
 from normjax.mixing import softmax_over
 from normjax.norms import NormLayer
 
@@ -166,7 +166,7 @@ class Attention(nn.Module):
         k = Linear(K * C, c, std(K * C), name="key")(x_BTD)
         own = gain * c.placement_row.value_gain
         v = Linear(K * C, c, own * std(K * C), name="value")(x_BTD)
-        q, k, v = (_normed_heads(c, name, x) for name, x in zip(INNER, (q, k, v), strict=True))
+        q, k, v = (_normed_heads(c, n, x) for n, x in (("query", q), ("key", k), ("value", v)))
         if c.positions == "rotary":
             angles = rotary_angles(length, C, dtype=wide(q.dtype))
             q, k = rotate(q, angles), rotate(k, angles)
@@ -186,6 +186,10 @@ class Attention(nn.Module):
         watched(self, "collision", lambda: _collision_share(p_BKRS[:1], G))
         o = (p_BKRS @ v_BKSC).reshape(batch, K, G, length, C)
         o = o.transpose(0, 3, 1, 2, 4).reshape(batch, length, K * G * C)
+        if c.placement_row.attention.head_scale:
+            scale = self.param("head_scale", nn.initializers.ones, (c.heads,), c.param_dtype)
+            o = o * jnp.repeat(scale, C).astype(o.dtype)
+        o = _normed_heads(c, "output", o).reshape(o.shape)
         out_std = gain * c.initialization.output_stddev(K * G * C, width, c.depth)
         written = Linear(width, c, out_std, name="output")(o)
         watched(self, "head_square", lambda: _head_squares(
@@ -195,7 +199,7 @@ class Attention(nn.Module):
 
 
 def _normed_heads(config: DecoderConfig, name: str, x: Array) -> Array:
-    """Return queries, keys or values by head, with their norm: (B, T, H C) -> (B, T, H, C)."""
+    """Return an inner array by head, normed where it is to be: (B, T, H C) -> (B, T, H, C)."""
     over = config.inner_norms.get(name)
     if over == "heads":
         x = norm_layer(config, f"{name}_norm")(x)
@@ -233,7 +237,10 @@ def _heads_first(q_BTKGC: Array) -> Array:
 
 
 class MLP(nn.Module):
-    """W_out act(W_in x), or W_out (act(W_gate x) * W_in x) for gated nonlinearities."""
+    """W_out act(W_in x), or W_out (act(W_gate x) * W_in x) for gated nonlinearities.
+
+    Between the two a norm, where the placement has one inside ("hidden").
+    """
 
     config: DecoderConfig
 
@@ -249,4 +256,7 @@ class MLP(nn.Module):
         else:
             hidden = act(hidden)
         out_std = gain * c.initialization.output_stddev(c.hidden_width, width, c.depth)
-        return Linear(width, c, out_std, name="out")(tapped(self, "hidden", hidden))
+        hidden = tapped(self, "hidden", hidden)
+        if "hidden" in c.inner_norms:
+            hidden = norm_layer(c, "hidden_norm")(hidden)
+        return Linear(width, c, out_std, name="out")(hidden)

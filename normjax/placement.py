@@ -134,6 +134,6 @@ def check(row: Placement, depth: int = 12) -> None:
                 raise UserError(f"{where}, {name}: what a block shares goes by its factor's name")
         if unknown:
             raise UserError(
-                f"{where}: inner_norms has {unknown[0]!r}; must be query, key, value, each with or"
-                " without ' over heads'"
+                f"{where}: inner_norms has {unknown[0]!r}; must be of {', '.join(INNER)}, each with"
+                " or without ' over heads'"
             )

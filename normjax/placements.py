@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -69,6 +70,31 @@ _MUSE = Sublayer(
     ),
     write=Learned(0.0, "feature", name="gate", through=lambda g: _sigmoid(g / 0.3)),
 )  # fmt: skip
+
+
+_TOWARDS = Sublayer(
+    branch_norm=NORMS["rmsnorm_simple"], inner_norms=("query", "key"),
+    keep=Learned(0.05, "feature", through=lambda a: 1 - abs(a), name="step"),
+    write=Learned(0.05, "feature", through=abs, name="step"),
+)  # fmt: skip
+"""a n(F) + (1 - a) h: a step of size |a| from the stream towards the branch."""
+
+
+def _unit_vectors(*given: Any) -> Any:
+    """Return parameters with every vector of a matrix that meets the stream at length 1.
+
+    Called with the parameters, after a step, or with the model as well, at the start.
+    """
+
+    def one(path: Any, x: Array) -> Array:
+        names = [each.key for each in path]
+        if names[-1] not in ("kernel", "embedding"):
+            return x
+        axis = -1 if names[-1] == "embedding" or names[-2] in ("output", "out") else -2
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return (wide / jnp.linalg.norm(wide, axis=axis, keepdims=True)).astype(x.dtype)
+
+    return jax.tree_util.tree_map_with_path(one, given[-1])
 
 
 def _at_least(bound: float, x: Any) -> Any:
@@ -206,6 +232,49 @@ _ROWS = {
         streams=Streams(2, "copies"), final_norm=True,
         summary="two streams, read, kept and written with learned weights",
         action="mixing two streams with learned weights", colour="#b33a3a",
+    ),
+    "normformer": Placement(
+        "NormFormer", "Shleifer et al. 2021, arXiv 2110.09456; without its learned residual scales",
+        Sublayer(pre_norm=MODEL_NORM, branch_norm=MODEL_NORM, head_scale=True),
+        Sublayer(pre_norm=MODEL_NORM, inner_norms=("hidden",)), final_norm=True,
+        summary="pre-norm; attention's output and the MLP's hidden layer are normalized, heads"
+        " weighed",
+        action="adding norms after attention and inside the MLP, and weights of heads",
+    ),
+    "sub_ln": Placement(
+        "Sub-LN", "Wang et al. 2022 (Magneto), arXiv 2210.06423; torchscale",
+        Sublayer(pre_norm=MODEL_NORM, inner_norms=("output over heads", "hidden")),
+        final_norm=True, init="xavier",
+        branch_gain=lambda depth: math.sqrt(math.log(2 * depth)),
+        summary="pre-norm, and a norm before the output matrix of each branch",
+        action="adding a norm before each output matrix",
+    ),
+    "zaya": Placement(
+        "residual scaling", "ZAYA1, as the transformers library has it",
+        Sublayer(
+            pre_norm=MODEL_NORM, skip_norm=NORMS["affine"], branch_norm=NORMS["affine"]
+        ),
+        final_norm=True,
+        summary="pre-norm; stream and branch each have a learned weight and shift of each feature",
+        action="weighing and shifting each feature of stream and branch",
+    ),
+    "ngpt": Placement(
+        "nGPT", "Loshchilov et al. 2024, arXiv 2410.01131, with root mean square 1 for its length"
+        " 1; its scale of the logits and its rescaled learning rates are left out",
+        dataclasses.replace(_TOWARDS, post_norm=NORMS["rmsnorm_simple"]),
+        embedding_norm=NORMS["rmsnorm_simple"], after_init=_unit_vectors, after_step=_unit_vectors,
+        summary="the stream moves on a sphere, by a learned step of each feature towards the"
+        " branch",
+        action="moving the stream on a sphere",
+    ),
+    "dory": Placement(
+        "Dory", "NVIDIA Dory, as the transformers library has it: nGPT with other brackets",
+        dataclasses.replace(
+            _TOWARDS, pre_norm=NORMS["rmsnorm_simple"], skip_norm=SHARED_NORM
+        ),
+        final_norm=True, after_init=_unit_vectors, after_step=_unit_vectors,
+        summary="as nGPT, the stream put on its sphere where it is read",
+        action="moving the stream towards each branch from its sphere",
     ),
     "keel": Placement(
         "KEEL", "Chen and Wei 2026, arXiv 2601.19895; a is the number of sub-layers",

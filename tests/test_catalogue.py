@@ -289,7 +289,83 @@ def x0_mix(r):
     return r.out(h)
 
 
+def zaya(r):
+    h = r.h
+    for b, s in r.steps:
+        f = r.F(b, s, r.N(b, s, h))
+        s_r, b_r = (r.own(b, s, "skip_norm", k) for k in ("gain", "shift"))
+        s_f, b_f = (r.own(b, s, "branch_norm", k) for k in ("gain", "shift"))
+        h = s_r * (h + b_r) + s_f * (f + b_f)
+    return r.out(h)
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def ngpt(r):
+    """With vectors of length 1, as published; a branch reads sqrt(d) times its stream."""
+    h = unit(r.h)
+    for b, s in r.steps:
+        step = abs(r.own(b, s, "step"))
+        h = unit(h + step * (unit(inner(r, b, s, np.sqrt(D) * h)) - h))
+    return np.sqrt(D) * h @ r.params["embedding"].T
+
+
+def dory(r):
+    h = r.h
+    for b, s in r.steps:
+        h, step = unit(h), abs(r.own(b, s, "step"))
+        h = h + step * (unit(inner(r, b, s, np.sqrt(D) * h)) - h)
+    return r.out(np.sqrt(D) * h)
+
+
+def inner(r, b, s, x):
+    """A branch by hand, no positions, ReLU: with what is normalized inside of it."""
+
+    def w(name):
+        return r.own(b, s, "branch", name, "kernel")
+
+    def norm(name, x):
+        held = r.params["blocks"][s]["branch"]
+        return rms(x, r.own(b, s, "branch", name, "gain")) if name in held else x
+
+    if s == "mlp":
+        return norm("hidden_norm", np.maximum(x @ w("in"), 0)) @ w("out")
+    q, k, v = ((x @ w(n)).reshape(*x.shape[:2], 2, -1) for n in ("query", "key", "value"))
+    q, k = norm("query_norm", q), norm("key_norm", k)
+    scores = np.einsum("bihc,bjhc->bhij", q, k) / np.sqrt(q.shape[-1])
+    scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    o = np.einsum("bhij,bjhc->bihc", p / p.sum(-1, keepdims=True), v)
+    if "head_scale" in r.params["blocks"][s]["branch"]:
+        o = o * r.own(b, s, "branch", "head_scale")[:, None]
+    return norm("output_norm", o.reshape(x.shape)) @ w("output")
+
+
+def sub_ln(r):
+    h = r.h
+    for b, s in r.steps:
+        h = h + inner(r, b, s, r.N(b, s, h))
+    return r.out(h)
+
+
+def normformer(r):
+    h = r.h
+    for b, s in r.steps:
+        f = inner(r, b, s, r.N(b, s, h))
+        h = h + (r.N(b, s, f, "branch_norm") if s == "attention" else f)
+    return r.out(h)
+
+
+INSIDE = ("normformer", "sub_ln", "ngpt", "dory")
+"""Rows that change what is inside of a branch: those are computed by hand."""
 RECURRENCES = {
+    "zaya": zaya,
+    "ngpt": ngpt,
+    "dory": dory,
+    "sub_ln": sub_ln,
+    "normformer": normformer,
     "keel": keel,
     "mix_ln": mix_ln,
     "inverse_root_depth": pre_like(write=lambda r, b, s: (2 * r.L) ** -0.5),
@@ -322,14 +398,15 @@ RECURRENCES = {
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_row_is_its_published_recurrence(name):
-    model, params = built(name)
+    changes = {"mlp": "relu", "positions": "none"} if name in INSIDE else {}
+    model, params = built(name, **changes)
     found, expected = logits(model, params), RECURRENCES[name](Run(model, params))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
 # --- the board of exact identities ----------------------------------------------------------------
 
-STARTS_AS_PRE = ("token_gate", "doge", "x0_mix", "denseformer")
+STARTS_AS_PRE = ("token_gate", "doge", "x0_mix", "denseformer", "zaya")
 """At their start these are pre-norm, whatever the weights and eps."""
 IN_PROPORTION = (
     "hyper_connections", "dynamic_hyper_connections", "ihc", "attention_residuals",
@@ -433,6 +510,29 @@ def test_minimax_is_deepnorm_with_other_brackets():
         own["blocks"][("attention", "mlp")[i % 2]]["pre_norm"]["gain"][i // 2] = gain
     own["final_norm"]["gain"] = gains[-1]
     agree((model, own), (deepnorm, params))
+
+
+def test_dory_is_ngpt_with_other_brackets():
+    """What nGPT normalizes at the end of a sub-layer Dory normalizes where it is read next."""
+    plain = {"norm": "rmsnorm_plain", "norm_eps": 0.0}
+    ngpt = built("ngpt", **plain)
+    agree(lent("dory", ngpt[1], **plain), ngpt)
+
+
+def test_vectors_on_the_sphere_have_length_one():
+    """At the start and after every step: of each matrix those that meet the stream."""
+    model, params = built("ngpt", spread=0.0)
+    own = params["blocks"]["mlp"]["branch"]
+    for vectors, axis in ((params["embedding"], -1), (own["in"]["kernel"], -2),
+                          (own["out"]["kernel"], -1)):  # fmt: skip
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=axis), 1, rtol=1e-6)
+    with jax.enable_x64(True):
+        moved = model.after_step(jax.tree.map(lambda x: 3 * x + 0.1, params))
+    np.testing.assert_allclose(
+        np.linalg.norm(moved["blocks"]["attention"]["branch"]["query"]["kernel"], axis=-2), 1,
+        rtol=1e-6,
+    )  # fmt: skip
+    np.testing.assert_allclose(moved["blocks"]["mlp"]["step"], 3 * 0.05 + 0.1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", SCALED)

@@ -143,7 +143,8 @@ def mlp_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -
     """Return the Jacobian of the decoder's MLP at x.
 
     W_out diag(act'(z)) W_in with z = W_in x; gated, with y = act(z_gate) * z,
-    W_out (diag(act'(z_gate) z) W_gate + diag(act(z_gate)) W_in).
+    W_out (diag(act'(z_gate) z) W_gate + diag(act(z_gate)) W_in). A norm of what the output matrix
+    reads has its own Jacobian before that.
 
     Args:
       config: which nonlinearity, by ``config.mlp``.
@@ -156,17 +157,23 @@ def mlp_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -
     Raises:
       UserError: x not finite or not (..., d).
     """
-    kernels = {k: np.asarray(v["kernel"], np.float64) for k, v in parameters.items()}
+    kernels = {
+        k: np.asarray(v["kernel"], np.float64) for k, v in parameters.items() if "kernel" in v
+    }
     x = as_float64("x", x, kernels["in"].shape[:1])
     hidden, act = linear_map(parameters["in"], x), config.mlp_row
-    if not act.gated:
-        slope = act.slope(hidden)
-        return (kernels["out"].T * slope[..., None, :]) @ kernels["in"].T
-    gate = linear_map(parameters["gate"], x)
+    gate = linear_map(parameters["gate"], x) if act.gated else hidden
     with jax.enable_x64(True):
         opened = np.asarray(act.function(jnp.asarray(gate)))
-    through_gate = kernels["out"].T * (act.slope(gate) * hidden)[..., None, :]
-    through_in = kernels["out"].T * opened[..., None, :]
+    out = kernels["out"].T
+    if "hidden" in config.inner_norms:
+        read = opened * hidden if act.gated else opened
+        own = parameters.get("hidden_norm", {})
+        out = out @ norm_jacobian(config.norm_row, read, own, config.norm_eps)
+    if not act.gated:
+        return (out * act.slope(hidden)[..., None, :]) @ kernels["in"].T
+    through_gate = out * (act.slope(gate) * hidden)[..., None, :]
+    through_in = out * opened[..., None, :]
     return through_gate @ kernels["gate"].T + through_in @ kernels["in"].T
 
 
@@ -186,6 +193,7 @@ class _Heads(NamedTuple):
     dk: Floats  # (H, T, C, d)
     dv: Floats  # (H, C, d), or (H, T, C, d) where values are normalized
     out: Floats  # (H, C, d), the output matrix's rows of each head
+    after: Floats | None = None  # (T, d, d): what follows, where a norm stands before that matrix
 
 
 def attention_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> Floats:
@@ -223,6 +231,8 @@ def attention_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: 
     jacobian += np.einsum("himd->imdh", left) @ np.einsum("hime->imhe", right)
     index = np.arange(T)
     jacobian[index, index] += _through_output(heads, _query_part(heads))
+    if heads.after is not None:
+        jacobian = heads.after[:, None] @ jacobian
     return np.ascontiguousarray(jacobian.transpose(0, 2, 1, 3))
 
 
@@ -245,7 +255,8 @@ def attention_token_jacobians(
     inner = _query_part(heads) + own * (heads.dv[:, None] if heads.dv.ndim == 3 else heads.dv)
     gradient = (heads.q[:, :, None, :] @ heads.dk)[:, :, 0]  # q_i^T K_i
     inner += (own_weight * (heads.v - heads.o))[..., :, None] * gradient[..., None, :]
-    return _through_output(heads, inner)
+    own_output = _through_output(heads, inner)
+    return own_output if heads.after is None else heads.after @ own_output
 
 
 def _query_part(heads: _Heads) -> Floats:
@@ -280,8 +291,17 @@ def _heads(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> _Hea
     k, dk, v, dv = (np.repeat(each, group, axis=0) for each in (k, dk, v, dv))
     q, dq = q * C**-0.5, dq * C**-0.5
     p, weight = _attend(config, q @ np.swapaxes(k, -1, -2))
-    out = kernels["output"].reshape(config.heads, C, -1)
-    return _Heads(q, k, v, p @ v, p, weight, dq, dk, dv, out)
+    out, o, after = kernels["output"].reshape(config.heads, C, -1), p @ v, None
+    scale = np.asarray(parameters.get("head_scale", 1.0), np.float64).reshape(-1, 1, 1)
+    if over := config.inner_norms.get("output"):
+        # Heads come to themselves; norm and matrix follow, token by token.
+        read = (o * scale).transpose(1, 0, 2).reshape(len(x), 1 if over == "heads" else len(o), -1)
+        own = parameters.get("output_norm", {})
+        J = norm_jacobian(config.norm_row, read, own, config.norm_eps)  # (T, groups, c, c)
+        rows = kernels["output"].reshape(*J.shape[1:3], -1)
+        after = np.einsum("gcd,tgce->tdge", rows, J).reshape(len(x), rows.shape[-1], -1)
+        out = np.eye(config.heads * C).reshape(config.heads, C, -1)
+    return _Heads(q, k, v, o, p, weight, dq, dk, dv, out * scale, after)
 
 
 def _projected(

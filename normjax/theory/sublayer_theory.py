@@ -249,6 +249,9 @@ def _branch(
     shift = np.zeros(config.width) if x.bias is None else x.bias * np.ones(config.width)
     read = x.unit**2 * x.mean_square
     common: dict[str, Any] = {"gain": gain, "input_mean_square": read, "slope": x.unit}
+    inside = {"hidden"} if name == "mlp" else {"value", "output"}
+    if found := sorted(inside & set(config.inner_norms)):
+        raise _NoLawError(f"a norm inside the branch ({', '.join(found)}) has none")
     if name == "mlp":
         act, w_in = config.mlp_row, leaf("branch", "in", "kernel")
         w_gate = leaf("branch", "gate", "kernel")
@@ -260,8 +263,8 @@ def _branch(
             **common,
         )  # fmt: skip
     variance = _logit_variance(config, leaf, gain, read)
-    if "value" in config.inner_norms:
-        raise _NoLawError("normalized values have none")
+    if leaf("branch", "head_scale") is not None:
+        raise _NoLawError("heads with weights of their own have none")
     if position > 0 and not variance <= LARGEST_LOGIT**2:
         raise _NoLawError(
             f"attention logits have a standard deviation of {math.sqrt(variance):.2g}"
