@@ -206,7 +206,7 @@ def test_a_spectrum_is_summed_up_by_its_logarithm_and_its_size():
 
 def test_the_page(workdir):
     written, text = page.write(workdir)
-    assert "worse post" in text and "not decided none" in text
+    assert "Worse than pre: post. Not decided: none." in text
     assert "2 of 15 runs were not needed" in text
     seen = pages.Page(written.read_text())
     assert "ladder" in seen.ids and "+0.300" in seen.text and "end of the range" in seen.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from normjax.reporting.pictures import Axis, Panel
 from normjax.reporting.results import DIVERGED
 from normjax.reporting.statistics import Estimate
 from normjax.reporting.tables import Column, Table, dotted, interval, number, stacked
-from normjax.reporting.wording import counted, listed
+from normjax.reporting.wording import capital, counted, listed
 
 KINDS = {WORSE: "worse", BETTER: "better", UNDECIDED: "not decided", UNKNOWN: "not known"}
 
@@ -42,25 +43,40 @@ def _seeds(rung: Rung) -> Any:
     return stacked(len(rung.variant.runs), f"{diverged} diverged" if diverged else "")
 
 
+def _rate(rung: Rung) -> Any:
+    wrong = f"sensitivity {number(rung.sensitivity.mean)}"
+    return stacked(
+        f"{rung.rate:.2g}" if rung.rate is not None else "–",
+        wrong if rung.sensitivity.mean is not None else "", "end of the range" * rung.at_edge,
+    )  # fmt: skip
+
+
+def _cost(rung: Rung) -> Any:
+    a, s, p = rung.multiply_adds, rung.seconds, rung.parameter_bytes
+    return stacked(
+        "–" if a is None else f"{a / 1e3:,.0f}k", s and f"{1e3 * s:.1f} ms a step",
+        p and f"{p / 1e3:,.0f} kB", "Pareto" * rung.front,
+    )  # fmt: skip
+
+
 def _passed(found: Passed | None) -> Any:
-    return stacked(number(found.mean_log10, True, 2), f"{found.rms:.3g}") if found else None
+    return stacked(number(found.mean_log10, True, 2), f"rms {found.rms:.3g}") if found else None
+
+
+def _signals(rung: Rung) -> Any:
+    growth, entropy = rung.growth, rung.entropy
+    return stacked(
+        "–" if growth is None else f"× {growth:.3g}",
+        "" if entropy is None else f"entropy {entropy:.2g}",
+    )  # fmt: skip
 
 
 def _of(name: str, part: str) -> Column:
     return Column(f"{name}_{part}", lambda r: getattr(getattr(r, name), part, None))
 
 
-def _rate(rung: Rung) -> Any:
-    return stacked(f"{rung.rate:.2g}" if rung.rate is not None else "–",
-                   "end of the range" if rung.at_edge else "")  # fmt: skip
-
-
-def _thousands(value: float | None) -> str | None:
-    return None if value is None else f"{value / 1e3:,.0f}"
-
-
 def table(ladder: Ladder) -> Table:
-    """Return the table, with or without headings for the depths."""
+    """Return the table, with headings for the depths where there are several."""
     base = ladder.results.baseline
     depths = {rung.depth for rung in ladder.rungs}
     columns = [
@@ -79,22 +95,16 @@ def table(ladder: Ladder) -> Table:
         Column("diverged", lambda r: r.variant.count(DIVERGED)),
         Column("learning_rate", lambda r: r.rate, "Rate", _rate, "n"),
         Column("rate_at_end_of_range", lambda r: int(r.at_edge)),
-        Column("rate_sensitivity", lambda r: r.sensitivity.mean, "Sensitivity to the rate",
-               lambda r: interval(r.sensitivity), "n"),
-        Column("multiply_adds_per_token", lambda r: r.multiply_adds, "10³ multiply-adds per token",
-               lambda r: _thousands(r.multiply_adds), "n"),
-        Column("milliseconds_per_step", lambda r: r.seconds and 1e3 * r.seconds, "ms per step",
-               lambda r: r.seconds and f"{1e3 * r.seconds:.1f}", "n"),
-        Column("parameter_bytes", lambda r: r.parameter_bytes, "kB of parameters",
-               lambda r: _thousands(r.parameter_bytes), "n"),
-        Column("pareto", lambda r: int(r.front), "Pareto", lambda r: "yes" if r.front else "", "n"),
+        *_numbers("rate_sensitivity", lambda r: r.sensitivity),
+        Column("multiply_adds_per_token", lambda r: r.multiply_adds, "Cost", _cost, "n"),
+        Column("milliseconds_per_step", lambda r: r.seconds and 1e3 * r.seconds),
+        Column("parameter_bytes", lambda r: r.parameter_bytes),
+        Column("pareto", lambda r: int(r.front)),
         *(_of(name, part) for name in ("before", "after") for part in ("mean_log10", "rms")),
-        Column(title="Stack at the start", text=lambda r: _passed(r.before), kind="n"),
-        Column(title="after training", text=lambda r: _passed(r.after), kind="n"),
-        Column("residual_growth", lambda r: r.growth, "Growth of the stream",
-               lambda r: r.growth and f"{r.growth:.3g}", "n"),
-        Column("attention_entropy", lambda r: r.entropy, "Least entropy of attention",
-               lambda r: r.entropy is not None and f"{r.entropy:.2g}", "n"),
+        Column(title="Stack at first", text=lambda r: _passed(r.before), kind="n"),
+        Column(title="trained", text=lambda r: _passed(r.after), kind="n"),
+        Column("residual_growth", lambda r: r.growth, "Growth", _signals, "n"),
+        Column("attention_entropy", lambda r: r.entropy),
     ]  # fmt: skip
     return Table(
         columns,
@@ -133,10 +143,13 @@ def pareto(ladder: Ladder) -> list[Figure]:
         return []
     r = ladder.results
     looks = palette.looks(r.series, r.baseline, explanations.colours(r))
-    panels = [Panel(own, name) for name, own in pictures.by(rows, "measure").items()]
+    looks = {name: dataclasses.replace(look, dash="") for name, look in looks.items()}
+    panels = [
+        Panel(own, name, Axis("cost", name)) for name, own in pictures.by(rows, "measure").items()
+    ]
     y = Axis("loss", f"test loss (nats per {r.unit})")
     canvas = pictures.lines(
-        panels, looks, Axis("cost", "cost"), y, height=4.2, columns=2, series="placement",
+        panels, looks, Axis("cost"), y, height=4.2, columns=2, series="placement",
         joined=False,
     )  # fmt: skip
     caption = (
@@ -155,16 +168,13 @@ def findings(ladder: Ladder) -> list[str]:
         if not known:
             continue
         best = min(known, key=lambda r: r.variant.loss.mean or 0.0)
-        names = {
-            kind: listed(r.variant.arm.series for r in own if r.effect and r.effect.kind == kind)
-            for kind in KINDS
-        }
-        told = [f"{words} {names[kind]}" for kind, words in KINDS.items() if names[kind]]
-        said.append(
-            f"At {counted(depth, 'block')}, against {base}: {'; '.join(told) or 'nothing known'}."
-            f" The lowest mean loss, {number(best.variant.loss.mean)}, has"
-            f" {best.variant.arm.series}."
-        )
+        told = [f"At {counted(depth, 'block')} the lowest mean loss,"
+                f" {number(best.variant.loss.mean)}, has {best.variant.arm.series}."]  # fmt: skip
+        for kind, words in KINDS.items():
+            names = [r.variant.arm.series for r in own if r.effect and r.effect.kind == kind]
+            than = f" than {base}" if kind in (WORSE, BETTER) else ""
+            told += [f"{capital(words)}{than}: {listed(names)}."] if names else []
+        said.append(" ".join(told))
     most = ladder.looks[-1] * len(ladder.results.variants)
     spared = most - len(ladder.results.runs)
     if spared:
@@ -200,7 +210,7 @@ def render(ladder: Ladder, drawn: Sequence[tuple[Figure, str]]) -> str:
             "<b>Against {base}.</b> Paired by seed, each at its own rate, with its own 95 %"
             " interval. Worse or better is said where that is shown at an overall error of"
             " {level:g}: p-values of Student's t times the number of looks ({looks}), then Holm's"
-            " method over all {count} comparisons. The error holds for differences that are normal;"
+            " method over {count}. The error holds for differences that are normal;"
             " none is stated for variants of which runs diverged: all of one side and none of the"
             " other counts as shown.",
             "<b>Seeds.</b> After {seeds} seeds a comparison stops where its p-value, times the"
@@ -212,19 +222,19 @@ def render(ladder: Ladder, drawn: Sequence[tuple[Figure, str]]) -> str:
             "<b>Cost.</b> Multiply-adds of the matrix products for a training token, backward pass"
             " included: what a norm or a gate multiplies elementwise is not among them. Wall time"
             " of a step of one run among the runs of the first look, compiling and evaluation left"
-            " out. Pareto: no other row has a lower mean loss, or one cost lower, with the others"
-            " no higher.",
+            " out; then bytes of parameters. Pareto: no other row is lower in one of mean loss,"
+            " multiply-adds and time, and no higher in the others.",
             "<b>Stack.</b> Singular values of the Jacobian of all blocks at a token: mean of their"
             " log₁₀ without the directions that the norms forget, and below their root mean"
-            " square. One seed, {sequences} sequences.",
-            "<b>Signals.</b> The largest ratio of the stream behind the last sub-layer to that"
+            " square. One seed, {sequences}.",
+            "<b>Growth.</b> The largest ratio of the stream behind the last sub-layer to that"
             " before the first one, and the smallest entropy of a head's attention, as a share of"
             " the largest possible, over all steps and seeds.",
             "<b>What varies.</b> Few seeds, one text, small models and a short training: a ladder"
             " of this size, not a law.",
             unit=results.unit, base=results.baseline, level=LEVEL, looks=len(ladder.looks),
-            count=len(ladder.compared), seeds=listed(map(str, ladder.looks)),
-            sequences=record["config"]["ladder"]["sequences"],
+            count=counted(len(ladder.compared), "comparison"), seeds=listed(map(str, ladder.looks)),
+            sequences=counted(record["config"]["ladder"]["sequences"], "sequence"),
         ),
         record=html.record(record["command"], config=record["config"]),
     ).render()  # fmt: skip
