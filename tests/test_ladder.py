@@ -209,7 +209,7 @@ def test_the_page(workdir):
     assert "Worse than pre: post. Not decided: none." in text
     assert "2 of 15 runs were not needed" in text
     seen = pages.Page(written.read_text())
-    assert "ladder" in seen.ids and "+0.300" in seen.text and "end of the range" in seen.text
+    assert "ladder" in seen.ids and "+0.300" in seen.text and "end of range" in seen.text
     assert not [x for x in seen.dead_links(workdir) if "figures" in x or "ladder" in x]
     rows = report_workdirs.read_csv(workdir / "ladder.csv")
     assert [row["placement"] for row in rows] == ["pre", "none", "post"]  # by loss

@@ -47,7 +47,7 @@ def _rate(rung: Rung) -> Any:
     wrong = f"sensitivity {number(rung.sensitivity.mean)}"
     return stacked(
         f"{rung.rate:.2g}" if rung.rate is not None else "–",
-        wrong if rung.sensitivity.mean is not None else "", "end of the range" * rung.at_edge,
+        wrong if rung.sensitivity.mean is not None else "", "end of range" * rung.at_edge,
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def table(ladder: Ladder) -> Table:
     columns = [
         Column("placement", lambda r: r.variant.arm.series, "Placement",
                lambda r: dotted(r.variant.arm.colour or palette.MUTED,
-                                r.variant.arm.title.rsplit(", ", 1)[0]), "name"),
+                                r.variant.arm.title.rsplit(", ", 1)[0])),
         Column("depth", lambda r: r.depth),
         *_numbers("test_loss", lambda r: r.variant.loss),
         Column(title="Loss", text=lambda r: interval(r.variant.loss), kind="n"),
@@ -228,8 +228,8 @@ def render(ladder: Ladder, drawn: Sequence[tuple[Figure, str]]) -> str:
             " log₁₀ without the directions that the norms forget, and below their root mean"
             " square. One seed, {sequences}.",
             "<b>Growth.</b> The largest ratio of the stream behind the last sub-layer to that"
-            " before the first one, and the smallest entropy of a head's attention, as a share of"
-            " the largest possible, over all steps and seeds.",
+            " before the first one, and the smallest collision entropy of a head's attention, as a"
+            " share of the largest possible, over all steps and seeds.",
             "<b>What varies.</b> Few seeds, one text, small models and a short training: a ladder"
             " of this size, not a law.",
             unit=results.unit, base=results.baseline, level=LEVEL, looks=len(ladder.looks),
