@@ -123,6 +123,7 @@ def workdir(tmp_path):
                 state="done" if loss else "diverged", step=100,
             )  # fmt: skip
     plan = {
+        "config": {"train": {"batch_size": 8}, "data": {"window": 30}},
         "baseline": "pre", "x": {"name": "depth", "label": "depth", "scale": "log2"},
         "tuning": {
             "rates": list(RATES), "rungs": [100], "seeds": 1, "first_seed": 10**6, "runs": 9,
@@ -141,7 +142,8 @@ def workdir(tmp_path):
             loss = LOSSES[run["arm"]][run["seed"]]
             run_folders.write(
                 folder / "runs" / run["id"],
-                [{"step": 600, "validation/loss": loss, "test/loss": loss}],
+                [{"step": 600, "validation/loss": loss, "test/loss": loss,
+                  "time/tokens_per_s": 6000.0 if seeds == 3 else 7000.0}],
                 state="done", step=600, steps=600,
             )  # fmt: skip
     files.write_sealed(tmp_path / data.RECORD, {
@@ -177,6 +179,8 @@ def test_the_table_has_what_was_measured(workdir):
         assert found[name].sensitivity.mean == pytest.approx(value, rel=1e-12)
     assert {name for name, r in found.items() if r.at_edge} == {"none"}
     assert found["none"].multiply_adds == 1e6
+    # Three runs together are faster, 18000 tokens a second, than two at 7000 each.
+    assert found["pre"].seconds == pytest.approx(8 * 30 / 18000, rel=1e-12)
     assert found["pre"].parameter_bytes == 4 * 218432
 
 

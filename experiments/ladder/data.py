@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +55,7 @@ class Rung:
       effect: against the baseline at its depth, with the p-value of the page; None for itself.
       rates: tried, ascending; empty where all take the same.
       sensitivity: to the learning rate, over the seeds of tuning.
-      seconds: of wall time for a step of one run, at the first look.
+      seconds: of wall time for a step of one run among those that train together, the fastest.
       itemsize: bytes of a parameter.
       before, after: of the stack at initialization and at the end of training; None: not measured.
       growth: of the residual stream from the first sub-layer to the last, the largest of a step.
@@ -170,15 +172,16 @@ class Ladder:
         )
 
     def _seconds(self, variant: Variant) -> float | None:
-        """Only the first look has as many runs of every variant at a time."""
-        train = self.results.plan.get("config", {}).get("train", {})
-        window = self.results.plan.get("config", {}).get("data", {}).get("window")
-        first = [run for run in variant.runs if run.seed < self.looks[0] and run.evaluations]
-        speeds = [finite(run.evaluations[-1].get("time/tokens_per_s")) for run in first]
-        known = [speed for speed in speeds if speed]
-        if not known or window is None or "batch_size" not in train:
-            return None
-        return train["batch_size"] * window / float(np.median(known)) / len(first)
+        config = self.results.plan.get("config", {})
+        train, window = config.get("train", {}), config.get("data", {}).get("window")
+        batch = train.get("batch_size")
+        look_of = {run.id: bisect.bisect_right(self.looks, run.seed) for run in variant.runs}
+        together = Counter(look_of.values())
+        speeds = [
+            speed * together[look_of[run.id]] for run in variant.runs for line in run.evaluations
+            if (speed := finite(line.get("time/tokens_per_s")))
+        ]  # fmt: skip
+        return batch * window / max(speeds) if speeds and batch and window else None
 
     def _signal(self, variant: Variant, name: str, end: str) -> float | None:
         found = [

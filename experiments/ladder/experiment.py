@@ -14,8 +14,16 @@ post-norm where it is deep, end above it.
 
 Command: python launch.py --experiment=ladder                   13 placements, two cores
          python launch.py --experiment=ladder --preset=night    all placements, three depths
-Cost:    not timed yet.
-Result:  not run yet.
+Cost:    default 11:35 minutes on two cores that others used too, nothing precompiled (860 processor
+         seconds). night: not run; --dry_run has an estimate.
+
+Result (default: 4 blocks, 300 steps on the plays, rates from 5e-4 to 6.4e-2; 136 runs, 20 of 156
+not needed): none is shown to end below pre-norm (2.449). Above it end, in nats: rezero +0.038,
+hybridnorm +0.098, none +0.102, post +0.105, deepnorm +0.202, branch_output +0.403, sandwich +0.462.
+Not decided after 12 seeds: layernorm_scaling -0.025 (-0.042 to -0.009 by itself, 0.078 after
+correction), hyper_connections, attention_residuals, skipinit, layerscale. The rates chosen go from
+0.002 (deepnorm) to 0.032 (skipinit, rezero, branch_output), none at an end of the range. The
+hypothesis holds here, of one depth and one short training.
 """
 
 from __future__ import annotations
@@ -207,6 +215,7 @@ def run(config: LadderExperiment, preset: str, options: Options) -> Outcome | No
             return done
 
         sequential.climb(names, looks, decided)
+        print(f"taking the stacks of {counted(len(every), 'variant')} apart", flush=True)
         _take_apart(config, its_data.read(workdir), options, workdir)
         page, text = its_page.write(workdir)
     return Outcome(text, page)

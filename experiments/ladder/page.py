@@ -38,9 +38,12 @@ def _numbers(name: str, of: Any) -> list[Column]:
     ]  # fmt: skip
 
 
-def _seeds(rung: Rung) -> Any:
+def _loss(rung: Rung) -> Any:
     diverged = rung.variant.count(DIVERGED)
-    return stacked(len(rung.variant.runs), f"{diverged} diverged" if diverged else "")
+    return stacked(
+        interval(rung.variant.loss), counted(len(rung.variant.runs), "seed"),
+        f"{diverged} diverged" if diverged else "",
+    )  # fmt: skip
 
 
 def _rate(rung: Rung) -> Any:
@@ -85,13 +88,13 @@ def table(ladder: Ladder) -> Table:
                                 r.variant.arm.title.rsplit(", ", 1)[0])),
         Column("depth", lambda r: r.depth),
         *_numbers("test_loss", lambda r: r.variant.loss),
-        Column(title="Loss", text=lambda r: interval(r.variant.loss), kind="n"),
+        Column(title="Loss", text=_loss, kind="n"),
         *_numbers("difference", _gap),
         Column("adjusted_p", lambda r: r.effect and r.effect.adjusted),
         Column("shown", _said),
         Column(title=f"Against {base}", kind="n",
                text=lambda r: stacked(interval(r.effect and _gap(r), True), _said(r))),
-        Column("seeds", lambda r: len(r.variant.runs), "Seeds", _seeds, "n"),
+        Column("seeds", lambda r: len(r.variant.runs)),
         Column("diverged", lambda r: r.variant.count(DIVERGED)),
         Column("learning_rate", lambda r: r.rate, "Rate", _rate, "n"),
         Column("rate_at_end_of_range", lambda r: int(r.at_edge)),
@@ -129,8 +132,10 @@ def write(workdir: Path) -> tuple[Path, str]:
 
 def pareto(ladder: Ladder) -> list[Figure]:
     """Draw loss against arithmetic and against time; empty where nothing finished."""
-    costs = {"multiply-adds per token": lambda r: r.multiply_adds,
-             "ms per step": lambda r: r.seconds and 1e3 * r.seconds}  # fmt: skip
+    costs = {
+        "10³ multiply-adds per token": lambda r: r.multiply_adds and r.multiply_adds / 1e3,
+        "ms per step": lambda r: r.seconds and 1e3 * r.seconds,
+    }
     rows = [
         {
             "placement": r.variant.arm.series, "depth": r.depth, "loss": r.variant.loss.mean,
@@ -221,9 +226,9 @@ def render(ladder: Ladder, drawn: Sequence[tuple[Figure, str]]) -> str:
             " the rates are dropped.",
             "<b>Cost.</b> Multiply-adds of the matrix products for a training token, backward pass"
             " included: what a norm or a gate multiplies elementwise is not among them. Wall time"
-            " of a step of one run among the runs of the first look, compiling and evaluation left"
-            " out; then bytes of parameters. Pareto: no other row is lower in one of mean loss,"
-            " multiply-adds and time, and no higher in the others.",
+            " of a step of one run among those that trained together, the fastest seen, compiling"
+            " and evaluation left out; then bytes of parameters. Pareto: no other row is lower in"
+            " one of mean loss, multiply-adds and time, and no higher in the others.",
             "<b>Stack.</b> Singular values of the Jacobian of all blocks at a token: mean of their"
             " log₁₀ without the directions that the norms forget, and below their root mean"
             " square. One seed, {sequences}.",
