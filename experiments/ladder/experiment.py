@@ -14,8 +14,9 @@ post-norm where it is deep, end above it.
 
 Command: python launch.py --experiment=ladder                   13 placements, two cores
          python launch.py --experiment=ladder --preset=night    all placements, three depths
-Cost:    default 11:35 minutes on two cores that others used too, nothing precompiled (860 processor
-         seconds). night: not run; --dry_run has an estimate.
+Cost:    default 11:35 minutes on two cores that others used too, nothing precompiled (884 processor
+         seconds). night: not run; --dry_run said 3 hours for the rates and the first look, and the
+         second doubles the runs of what is not decided.
 
 Result (default: 4 blocks, 300 steps on the plays, rates from 5e-4 to 6.4e-2; 136 runs, 20 of 156
 not needed): none is shown to end below pre-norm (2.449). Above it end, in nats: rezero +0.038,
