@@ -63,7 +63,7 @@ WITHOUT_JAX = (
         *(f"mechanisms.{part}" for part in ("answers", "data", "figures", "page", "verdicts")),
         "stability.data", "stability.figures", "stability.page",
         "spectrum.data", "spectrum.figures", "spectrum.page",
-        "published.page", "published.result",
+        "ladder.data", "ladder.page", "ladder.sequential", "published.page", "published.result",
     )),
 )  # fmt: skip
 HEAVY = ("jax", "jaxlib", "flax", "optax", "orbax", "chex")

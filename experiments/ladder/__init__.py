@@ -1,0 +1,1 @@
+"""All placements against each other: see :mod:`experiments.ladder.experiment`."""
