@@ -8,8 +8,8 @@ from urllib.parse import unquote
 import pytest
 
 from experiments.atlas import block, page, source
-from experiments.atlas.experiment import Atlas
 from experiments.atlas.profile import config_of, profile
+from experiments.atlas.setting import Atlas
 from normjax import plugins, registry
 from normjax.errors import UserError
 from normjax.norms import NORMS

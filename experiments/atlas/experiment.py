@@ -14,25 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from experiments.atlas.setting import Atlas
 from normjax import configs
-from normjax.configs import field
 from normjax.errors import check_choice
 from normjax.norms import NORMS
 from normjax.placements import PLACEMENTS
 from normjax.reporting.wording import counted
 from normjax.runs.experiment import Options, Outcome, working_in
-
-
-@dataclasses.dataclass(frozen=True)
-class Atlas:
-    """Which rows, and the decoder in which placements are measured."""
-
-    rows: tuple[str, ...] = field((), "names of placements and norms; empty: all")
-    depth: int = field(8, "blocks of the decoder that is measured", least=1, most=64)
-    width: int = field(16, "its features; a multiple of 4", least=4, most=64)
-    tokens: int = field(4, "of the sequence", least=1, most=64)
-    seeds: int = field(3, "initializations", least=1, most=64)
-    ladder: str = field("", "a ladder.csv whose lines are shown; empty: none")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.atlas import block, source
-from experiments.atlas.experiment import Atlas
 from experiments.atlas.profile import config_of, profile
+from experiments.atlas.setting import Atlas
 from normjax.equation import FACTORS, SLOTS
 from normjax.errors import UserError
 from normjax.initializers import INITIALIZERS
