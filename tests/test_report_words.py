@@ -312,6 +312,8 @@ def test_words_of_streams_and_of_blocks_that_differ():
 
 
 def test_jacobians_in_words():
+    streams = explanations.jacobian(recorded(PLACEMENTS["hyper_connections"]))
+    assert streams == "J = DA + Db · DF · DNorm · Dr"
     said = {name: explanations.jacobian(recorded(PLACEMENTS[name])) for name in ONE_STREAM[:4]}
     assert said == {
         "pre": "J = I + DF · DNorm", "post": "J = DNorm · (I + DF)", "none": "J = I + DF",

@@ -187,6 +187,11 @@ class _JacobianWords(_Words):
     def times(self, name: str, factor: Any, x: str) -> str:
         return x if factor == 1 else f"{FACTORS[name]} {x or 'I'}"
 
+    def mix(self, name: str, weights: Any, state: str, x: str) -> str:
+        if isinstance(weights, Mapping) and "word" in weights:
+            return _product(f"D{weights['word']}", x)  # with what moves the weights, if any
+        return super().mix(name, weights, state, x)
+
     def plus(self, kept: str, written: str) -> str:
         return f"{kept or 'I'} + {written}"
 

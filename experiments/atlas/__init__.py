@@ -1,0 +1,1 @@
+"""Every placement and every norm of the tables on a page of its own."""
