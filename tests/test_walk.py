@@ -58,11 +58,11 @@ def test_the_experiment_trains_and_writes_its_page(walked):
     folder, said, _ = walked
     with open(folder / "out" / "question.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["arm"] for row in rows] == ["pre", "keel"]
+    assert [row["arm"] for row in rows] == ["pre", "two_norms"]
     assert all(0 < float(row["loss"]) < 10 for row in rows)
-    assert "Placement" in said and "keel" in said
+    assert "Placement" in said and "two_norms" in said
     page = (folder / "out" / "question.html").read_text()
-    assert "<h1>KEEL beside pre-norm</h1>" in page and "2 placements were trained." in page
+    assert "<h1>Two norms beside pre-norm</h1>" in page and "2 placements were trained." in page
 
 
 def test_the_report_knows_the_rows_and_finds_no_fault(walked):
@@ -72,9 +72,9 @@ def test_the_report_knows_the_rows_and_finds_no_fault(walked):
     assert "h′ = Norm(a h + F(Norm(h)))" in text
     assert "fault of the instrument" not in text
     plan = json.loads((out / "grid.json").read_text())
-    keel = plan["arms"][1]["rows"]
-    assert keel["placement"]["attention"]["keep"] == 4.0  # 2 L at two blocks
-    assert [p["name"] for p in keel["norm"]["parameters"]] == ["gain", "alpha"]
+    own = plan["arms"][1]["rows"]
+    assert own["placement"]["attention"]["keep"] == 2 * 2**0.5  # of two blocks
+    assert [p["name"] for p in own["norm"]["parameters"]] == ["gain", "alpha"]
     assert plan["plugins"][0]["name"] == "mine"
 
 
@@ -98,7 +98,8 @@ def test_the_norm_and_the_block_are_verified(mine):
     parameters = {"gain": np.exp(x), "alpha": np.asarray(0.7)}
     # Not beyond scale 1: there autodiff's 1 - tanh^2 is rounding, and the closed form is not.
     normjax.verify("dynamic_tanh", None, x, parameters=parameters, scales=(0.0, 1e-3, 1.0)).check()
-    config = normjax.DecoderConfig(depth=2, width=8, heads=2, placement="keel", norm="dynamic_tanh")
+    rows = {"placement": "two_norms", "norm": "dynamic_tanh"}
+    config = normjax.DecoderConfig(depth=2, width=8, heads=2, **rows)
     model = normjax.Decoder(config, vocabulary=5, window=4)
     part = normjax.Parts(model, model.init(jax.random.key(0))).block(2)
     h = np.random.default_rng(1).normal(size=(3, 8))
@@ -119,12 +120,12 @@ def test_theory_says_that_it_knows_no_law(mine):
 def test_a_folder_that_holds_another_row_is_refused_field_by_field(walked):
     """A finished run is reused only if what it was agrees with what is asked."""
     folder, _, again = walked
-    path = next((folder / "out" / "runs").glob("keel-s0-*"))
+    path = next((folder / "out" / "runs").glob("two_norms-s0-*"))
     record = RunFolder(path).record
     record["model"]["rows"]["placement"]["attention"]["keep"] = 0.5
     run_folders.write(path, record=record, state="done")
     done = again()
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]
-    assert line.startswith("normjax: out/runs/keel-s0-") and "holds another run" in line
-    assert "model.rows.placement.attention.keep: 0.5 -> 4.0" in line
+    assert line.startswith("normjax: out/runs/two_norms-s0-") and "holds another run" in line
+    assert "model.rows.placement.attention.keep: 0.5 -> 2.82842" in line
