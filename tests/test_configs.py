@@ -324,5 +324,7 @@ def test_every_preset_and_every_end_of_a_range_is_accepted(experiment):
         names = leaf.limits.names()
         ends = [end for end in (leaf.limits.least, leaf.limits.most) if end is not None]
         for value in [leaf.kind(end) for end in ends] + names:
-            given = (value, *leaf.usual)[: len(leaf.usual) or 1] if leaf.is_list else value
+            given = value
+            if leaf.is_list:  # in front of the usual ones, once
+                given = tuple(dict.fromkeys((value, *leaf.usual)))[: len(leaf.usual) or 1]
             configs.check(configs.replace(config, {leaf.path: given}))

@@ -363,7 +363,10 @@ def test_records_are_plain_json_and_say_what_decides(name):
             "one for all blocks",
         ),
         (Placement("x", "y", streams=Streams(2)), "must have read"),
-        (Placement("x", "y", Sublayer(inner_norms=("logits",))), "must be query, key, value, each"),
+        (
+            Placement("x", "y", Sublayer(inner_norms=("logits",))),
+            "must be of query, key, value, output, hidden, each",
+        ),
         (
             Placement("x", "y", Sublayer(inner_norms=("key over all",))),
             "has 'key over all'; must be",
