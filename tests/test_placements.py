@@ -365,7 +365,7 @@ def test_records_are_plain_json_and_say_what_decides(name):
         (Placement("x", "y", streams=Streams(2)), "must have read"),
         (
             Placement("x", "y", Sublayer(inner_norms=("logits",))),
-            "must be of query, key, value, output, hidden, each",
+            "must be of query, key, value, output, hidden",
         ),
         (
             Placement("x", "y", Sublayer(inner_norms=("key over all",))),
