@@ -52,7 +52,7 @@ class Learned:
         "": the factor's own.
 
     >>> keep = Learned(0.2, through=lambda a: 1 - a, name="a")
-    >>> keep.of({"a": np.array(0.25)})
+    >>> float(keep.of({"a": np.array(0.25)}))
     0.75
     """
 

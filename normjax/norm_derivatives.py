@@ -84,7 +84,7 @@ class NormDerivative:
         """
         u, v, d = self.direction, self.covector, self.direction.shape[-1]
         outer, index = u[..., :, None] * v[..., None, :], np.arange(d)
-        whole = -self.removed[..., None, None] * outer - (1 / d if self.centered else 0.0)
+        whole = (-1 / d if self.centered else 0.0) - self.removed[..., None, None] * outer
         across = self._tangent_diagonal() if self.dual is None else 1 - u * v
         whole[..., index, index] = across + self.radial[..., None] * u * v
         whole = np.where(self._has_tangent[..., None], whole, self.radial[..., None, None] * outer)

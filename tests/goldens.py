@@ -33,7 +33,7 @@ from normjax.decoder import Decoder, DecoderConfig
 from normjax.jacobians.blocks import Parts
 from normjax.jacobians.closed_forms import norm_jacobian, placement_jacobian
 from normjax.norms import NORMS
-from normjax.placements import PLACEMENTS
+from normjax.placements import COMMON
 from normjax.runs import machine
 from normjax.theory.sublayer_theory import predict
 from normjax.training import train
@@ -65,9 +65,9 @@ VOCABULARY, WINDOW, BATCH = 11, 8, 4
 PINNED = ("rmsnorm", "rmsnorm_offset", "rmsnorm_plain", "layernorm", "layernorm_nobias",
           "layernorm_plain", "identity")  # fmt: skip
 """Norms whose numbers are recorded; tests/test_norm_catalogue.py has formulas of the others."""
-_PLACED = {f"{p}/rmsnorm": {"placement": p} for p in PLACEMENTS}
+_PLACED = {f"{p}/rmsnorm": {"placement": p} for p in COMMON}
 _NORMED = {f"pre/{n}": {"norm": n} for n in PINNED}
-_BRANCH_ONLY = {f"{p}/rmsnorm/no-residual": {"placement": p, "residual": False} for p in PLACEMENTS}
+_BRANCH_ONLY = {f"{p}/rmsnorm/no-residual": {"placement": p, "residual": False} for p in COMMON}
 _PARTS: dict[str, dict[str, Any]] = {
     "qk_norm": {"qk_norm": True},
     "softcaps": {"attention_softcap": 1.5, "output_softcap": 2.0},
@@ -88,7 +88,7 @@ _TOGETHER = {
         "mlp": "swiglu", "positions": "learned", "tied": False, "bias": True, "norm": "layernorm",
     },
 }  # fmt: skip
-_ALL_PAIRS = {f"{p}/{n}": {"placement": p, "norm": n} for p in PLACEMENTS for n in PINNED}
+_ALL_PAIRS = {f"{p}/{n}": {"placement": p, "norm": n} for p in COMMON for n in PINNED}
 _ALWAYS = {
     f"{p}/rmsnorm": {"placement": p} for p in ("pre", "post", "deepnorm", "rezero", "hybridnorm")
 }
