@@ -78,10 +78,12 @@ def test_every_row_has_a_card_and_a_page_whose_links_resolve(tmp_path, unmeasure
                 assert "cannot be measured: not here" in own.text
 
 
-def test_a_row_of_ones_own_is_on_a_page_with_its_line(tmp_path, unmeasured):
+def test_a_row_of_ones_own_is_on_a_page_with_its_line(tmp_path, unmeasured, monkeypatch):
     before = registry.added()
     file = tmp_path / "mine.py"
     file.write_text(MINE)
+    monkeypatch.setattr(plugins, "_LOADED", {})
+    monkeypatch.setattr(plugins, "_COUNTED", set())
     try:
         plugins.load(file)
         index = page.write(tmp_path, ["halved"], [], SMALL, "x").read_text()

@@ -47,11 +47,13 @@ def walked(tmp_path_factory):
 def mine():
     """The rows of the walk in this process's tables, and nowhere afterwards."""
     before = dict(normjax.NORMS), dict(normjax.PLACEMENTS)
-    exec(compile(MINE, "mine.py", "exec"), {})
-    yield
-    for table, rows in zip((normjax.NORMS, normjax.PLACEMENTS), before, strict=True):
-        table.clear()
-        table.update(rows)
+    try:
+        exec(compile(MINE, "mine.py", "exec"), {})
+        yield
+    finally:
+        for table, rows in zip((normjax.NORMS, normjax.PLACEMENTS), before, strict=True):
+            table.clear()
+            table.update(rows)
 
 
 def test_the_experiment_trains_and_writes_its_page(walked):
