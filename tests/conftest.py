@@ -8,6 +8,7 @@ in all of them under ``make test-all``.
 import os
 import random
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -91,3 +92,30 @@ def own_folders(tmp_path, monkeypatch):
     """Keep a test away from the user's cache and prepared sets."""
     monkeypatch.setenv("NORMJAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run a command in this process; return exit code, output and error output."""
+    from absl import flags
+
+    from experiments import cli
+    from normjax.runs import machine
+
+    monkeypatch.setattr(machine, "set_up", lambda *_: None)  # the tests have their own devices
+
+    def run(*arguments):
+        values = flags.FlagValues()
+        cli.define_flags(values)
+        argv = ["launch.py", *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        capsys.readouterr()
+        try:
+            cli.parse(values, list(argv))
+            code = cli.carry_out(values)
+        except SystemExit as end:
+            code = end.code
+        out, err = capsys.readouterr()
+        return code or 0, out, err
+
+    return run

@@ -4,15 +4,13 @@ import csv
 import dataclasses
 import io
 import math
-import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
 
-from experiments import cli
 from experiments.claims import (
     attention_claims,
     block_claims,
@@ -28,6 +26,7 @@ from experiments.claims.claim import EPS, Check, Claim, Tolerance, digits, exact
 from experiments.claims.setting import ClaimsConfig, Point
 from normjax import decoder, equation, layers, norms, placements
 from normjax.errors import UserError
+from normjax.runs import measuring
 
 SMALL = Point(seed=3, width=8, heads=2, tokens=3)
 IDS = [f"A{n}" for n in range(1, 24)]
@@ -48,7 +47,7 @@ def failing(function, point=SMALL):
     if compiled:
         jax.clear_caches()
     try:
-        claim = experiment.one(function, point)
+        claim = measuring.in_64_bits(function, point)
     finally:
         if compiled:
             jax.clear_caches()
@@ -446,28 +445,10 @@ def test_figures_hold_the_closed_forms(computed):
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """Run a command in this process; return exit code, output and error output."""
-    from normjax.runs import machine
-
-    monkeypatch.setattr(machine, "set_up", lambda *_: None)  # the tests have their own devices
+def call(tmp_path, monkeypatch, command):
+    """Run the experiment in an empty folder, as ``command`` does."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        values = flags.FlagValues()
-        cli.define_flags(values)
-        argv = ["launch.py", "--experiment=claims", *arguments]
-        monkeypatch.setattr(sys, "argv", argv)
-        capsys.readouterr()
-        try:
-            cli.parse(values, list(argv))
-            code = cli.carry_out(values)
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code or 0, out, err
-
-    return run
+    return partial(command, "--experiment=claims")
 
 
 @pytest.mark.parametrize("fails", [False, True])

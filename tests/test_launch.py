@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from absl import flags
 
 from experiments import cli
 
@@ -29,27 +28,9 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def call(place, monkeypatch, capsys):
+def call(place, command):
     """Run a command in this process; return exit code, output and error output."""
-    from normjax.runs import machine
-
-    monkeypatch.setattr(machine, "set_up", lambda *_: None)  # the tests have their own devices
-
-    def run(*arguments):
-        values = flags.FlagValues()
-        cli.define_flags(values)
-        argv = ["launch.py", *arguments]
-        monkeypatch.setattr(sys, "argv", argv)
-        capsys.readouterr()
-        try:
-            cli.parse(values, list(argv))
-            code = cli.carry_out(values)
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code or 0, out, err
-
-    return run
+    return command
 
 
 def smoke(place, *more):

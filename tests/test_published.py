@@ -3,14 +3,12 @@
 import csv
 import io
 import math
-import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from absl import flags
 
-from experiments import cli
 from experiments.claims.claim import Tolerance
 from experiments.published import (
     attention,
@@ -290,28 +288,10 @@ def test_the_text_fits_a_terminal():
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """Run a command in this process; return exit code, output and error output."""
-    from normjax.runs import machine
-
-    monkeypatch.setattr(machine, "set_up", lambda *_: None)  # the tests have their own devices
+def call(tmp_path, monkeypatch, command):
+    """Run the experiment in an empty folder, as ``command`` does."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        values = flags.FlagValues()
-        cli.define_flags(values)
-        argv = ["launch.py", "--experiment=published", *arguments]
-        monkeypatch.setattr(sys, "argv", argv)
-        capsys.readouterr()
-        try:
-            cli.parse(values, list(argv))
-            code = cli.carry_out(values)
-        except SystemExit as end:
-            code = end.code
-        out, err = capsys.readouterr()
-        return code or 0, out, err
-
-    return run
+    return partial(command, "--experiment=published")
 
 
 def test_a_board_with_misses_is_written_and_exits_with_0(call, tmp_path, monkeypatch):

@@ -19,9 +19,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-
-import jax
+from functools import partial
 
 from experiments.claims import (
     attention_claims,
@@ -38,7 +36,7 @@ from experiments.claims.setting import ClaimsConfig, Point
 from normjax import configs
 from normjax.reporting import report
 from normjax.reporting.wording import counted
-from normjax.runs import machine, preflight, provenance
+from normjax.runs import measuring, preflight
 from normjax.runs.experiment import Options, Outcome, check_workdir, working_in
 
 GROUPS = (vectors, norm_claims, attention_claims, block_claims, depth_claims, taylor)
@@ -69,23 +67,14 @@ def run(config: ClaimsConfig, preset: str, options: Options) -> Outcome | None:
         )
         return None
     start = time.monotonic()
-
-    def record() -> dict[str, str]:
-        environment = provenance.environment()
-        return {
-            "Command": options.command, "Sizes": sizes, "Seed": str(point.seed),
-            "Time": f"{time.monotonic() - start:.0f} s, compiling included",
-            "Versions": ", ".join(f"{k} {v}" for k, v in environment["versions"].items()),
-            "Machine": f"{environment['cpu']}, {', '.join(environment['devices'])}",
-            "Commit": environment["commit"] or "unknown",
-        }  # fmt: skip
+    made = partial(measuring.record, options.command, start, Sizes=sizes, Seed=str(point.seed))
 
     preflight.check_page()
     with working_in(options) as folder:
         claims = compute(config)
         where = report.write_page(
             folder, "claims", page.CHECKS.csv(page.rows(claims)), {"command": options.command},
-            lambda: page.figures(claims), lambda drawn: page.render(claims, drawn, record()),
+            lambda: page.figures(claims), lambda drawn: page.render(claims, drawn, made()),
         )  # fmt: skip
     return Outcome(page.text(claims), where, 0 if all(claim.holds for claim in claims) else 1)
 
@@ -98,26 +87,11 @@ def functions() -> list[Callable[[Point], Claim]]:
 def compute(config: ClaimsConfig) -> list[Claim]:
     """Return every claim with its checks, in order.
 
-    Most of the time goes into compiling, one program after the other; the claims therefore share
-    the cores. Each is computed under a local 64-bit mode, which its function takes for granted.
-
     Raises:
       UserError: sizes at which the claims cannot be computed.
     """
     setting.check(config)
-    with ThreadPoolExecutor(min(4, machine.usable_cores())) as pool:
-        futures = [pool.submit(one, function, config.point) for function in functions()]
-        try:
-            return in_order([future.result() for future in futures])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def one(function: Callable[[Point], Claim], point: Point) -> Claim:
-    """Return one claim, computed in 64-bit mode."""
-    with jax.enable_x64(True):
-        return function(point)
+    return in_order(measuring.side_by_side(functions(), config.point, most=4))
 
 
 def in_order(claims: Sequence[Claim]) -> list[Claim]:

@@ -27,9 +27,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-
-import jax
+from functools import partial
 
 from experiments.published import (
     attention,
@@ -46,7 +44,7 @@ from experiments.published.result import Result
 from experiments.published.setting import Board, PublishedConfig
 from normjax import configs
 from normjax.reporting import report
-from normjax.runs import machine, preflight, provenance
+from normjax.runs import measuring, preflight
 from normjax.runs.experiment import Options, Outcome, check_workdir, working_in
 
 GROUPS = (sizes, gradients, attention, spectra, identities, optimization, numerics)
@@ -77,23 +75,14 @@ def run(config: PublishedConfig, preset: str, options: Options) -> Outcome | Non
         print(f"{len(functions())} measurements of one to five rows each: {size}")
         return None
     start = time.monotonic()
-
-    def record() -> dict[str, str]:
-        environment = provenance.environment()
-        return {
-            "Command": options.command, "Sizes": size,
-            "Time": f"{time.monotonic() - start:.0f} s, compiling included",
-            "Versions": ", ".join(f"{k} {v}" for k, v in environment["versions"].items()),
-            "Machine": f"{environment['cpu']}, {', '.join(environment['devices'])}",
-            "Commit": environment["commit"] or "unknown",
-        }  # fmt: skip
+    made = partial(measuring.record, options.command, start, Sizes=size)
 
     preflight.check_page()
     with working_in(options) as folder:
         results = compute(board)
         where = report.write_page(
             folder, "published", page.BOARD.csv(results), {"command": options.command},
-            lambda: page.figures(results), lambda drawn: page.render(results, drawn, record()),
+            lambda: page.figures(results), lambda drawn: page.render(results, drawn, made()),
         )  # fmt: skip
     return Outcome(page.text(results), where)
 
@@ -105,16 +94,4 @@ def functions() -> list[Callable[[Board], list[Result]]]:
 
 def compute(board: Board) -> Sequence[Result]:
     """Return every row, in order; the measurements share the cores, each in 64-bit mode."""
-    with ThreadPoolExecutor(min(2, machine.usable_cores())) as pool:
-        futures = [pool.submit(one, function, board) for function in functions()]
-        try:
-            return [row for future in futures for row in future.result()]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def one(function: Callable[[Board], list[Result]], board: Board) -> list[Result]:
-    """Return the rows of one measurement, in 64-bit mode."""
-    with jax.enable_x64(True):
-        return function(board)
+    return [row for rows in measuring.side_by_side(functions(), board, most=2) for row in rows]
