@@ -345,12 +345,14 @@ def rms_norm_eps_outside_derivative(
     x = _all_or_none(x)
     power = _power_of_two(np.maximum(np.max(np.abs(x), axis=-1, keepdims=True), eps))
     z, e = x / power, eps / power
-    total = np.sqrt(np.mean(z * z, axis=-1, keepdims=True)) + e
+    r = np.sqrt(np.mean(z * z, axis=-1, keepdims=True))
+    total = r + e
     nonzero = np.where(total == 0, 1.0, total)
     with np.errstate(over="ignore"):
         weight = np.where(total == 0, 0.0, 1 / nonzero / power) * (1.0 if gain is None else gain)
-    radial = np.where(total == 0, 1.0, e / nonzero)[..., 0]
-    return NormDerivative(np.broadcast_to(weight, z.shape), unit(z), radial)
+    radial, removed = np.where(total == 0, 1.0, e / nonzero)[..., 0], (r / nonzero)[..., 0]
+    weight = np.broadcast_to(weight, z.shape)
+    return NormDerivative(weight, unit(z), radial, removed=removed)
 
 
 def partial_rms_norm_derivative(
@@ -404,6 +406,7 @@ def l2_clip_derivative(x: Floats, *, threshold: float | None = None) -> NormDeri
     return NormDerivative(
         np.where(passes, 1.0, clipped), np.where(passes, 0.0, own.direction),
         np.where(passes[..., 0], 1.0, own.radial),
+        removed=np.where(passes[..., 0], 0.0, own.removed),
     )  # fmt: skip
 
 

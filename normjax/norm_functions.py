@@ -132,13 +132,19 @@ def _center_jvp(primals, tangents):
     return _center(*primals), v - jnp.mean(v, axis=-1, keepdims=True)
 
 
+def _inverse(s: Array) -> Array:
+    """Return 1 / s of a scale, 0 where it is 0, NaN where it is none.
+
+    What is rescaled is at most 2 where x is finite: s is NaN or infinite for a point that is not.
+    """
+    inverse = jnp.where(s > 0, 1 / jnp.where(s > 0, s, 1), 0)
+    return jnp.where(s < jnp.inf, inverse, jnp.nan)
+
+
 @jax.custom_jvp
 def _unit_rms(z: Array, root_eps: Array) -> tuple[Array, Array]:
     """Return (z / s, 1 / s) with s = sqrt(mean(z^2) + root_eps^2), and zeros where s = 0."""
-    s = jnp.sqrt(jnp.mean(z * z, axis=-1, keepdims=True) + root_eps * root_eps)
-    inverse = jnp.where(s > 0, 1 / jnp.where(s > 0, s, 1), 0)
-    # z is at most 2 where x is finite: s is NaN or infinite for a point that is not.
-    inverse = jnp.where(s < jnp.inf, inverse, jnp.nan)
+    inverse = _inverse(jnp.sqrt(jnp.mean(z * z, axis=-1, keepdims=True) + root_eps * root_eps))
     return z * inverse, inverse
 
 
@@ -157,9 +163,7 @@ def _over_rms_plus(z: Array, e: Array) -> tuple[Array, Array]:
 
     Where z is so small that its square vanishes, e is near 1 and s does not count.
     """
-    total = jnp.sqrt(jnp.mean(z * z, axis=-1, keepdims=True)) + e
-    inverse = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
-    inverse = jnp.where(total < jnp.inf, inverse, jnp.nan)
+    inverse = _inverse(jnp.sqrt(jnp.mean(z * z, axis=-1, keepdims=True)) + e)
     return z * inverse, inverse
 
 
