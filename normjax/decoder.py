@@ -41,7 +41,7 @@ from normjax.layers import (
     watched,
     wide,
 )
-from normjax.mixing import mixed
+from normjax.mixing import mixed, prefix
 from normjax.norms import Norm, NormLayer
 
 Params = dict[str, Any]
@@ -88,10 +88,10 @@ class _Values:
 
     def times(self, name: str, factor: Any, x: Array) -> Array:
         if isinstance(factor, Learned):
-            own = factor.name or name
-            if not factor.shared and own not in self.made:
-                self.made[own] = learned(self.module, own, factor, self.factors[name])
-            factor = factor.of(self.shared if factor.shared else self.made, name)
+            own, held = factor.name or name, self.shared if factor.shared else self.made
+            if not factor.shared and own not in held:
+                held[own] = learned(self.module, own, factor, self.factors[name])
+            factor = factor.made_of(held[own])
         elif not isinstance(factor, int | float):
             factor = self.factors[name]
         if isinstance(factor, int | float):  # float(): a numpy float64 would widen x
@@ -150,7 +150,7 @@ def mixed_by(
     rows, own = (z.reshape(*z.shape[:-1], -1, module.config.width) for z in (state, x))
     dtype, params = module.config.param_dtype, {}
     for k, start in weights.parameters(position, *rows.shape[-2:]).items():
-        held = f"{getattr(weights, 'tied', '') or name}_{k}"
+        held = prefix(weights, name) + k
         if held not in made:
             draw = start if callable(start) else lambda key, v=start: v
             made[held] = module.param(held, lambda key, draw=draw: draw(key).astype(dtype))

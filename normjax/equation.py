@@ -51,8 +51,7 @@ class Learned:
       name: of what is learned; factors of a sub-layer that name the same are tied to one another.
         "": the factor's own.
 
-    >>> keep = Learned(0.2, through=lambda a: 1 - a, name="a")
-    >>> float(keep.of({"a": np.array(0.25)}))
+    >>> Learned(0.2, through=lambda a: 1 - a, name="a").made_of(0.25)
     0.75
     """
 
@@ -62,10 +61,9 @@ class Learned:
     through: Callable[[Any], Any] | None = None
     name: str = ""
 
-    def of(self, held: Any, factor: str = "") -> Any:
-        """Return the factor ("keep", ...) from what is learned, by name."""
-        own = held[self.name or factor]
-        return own if self.through is None else self.through(own)
+    def made_of(self, learned: Any) -> Any:
+        """Return the factor, from what is learned."""
+        return learned if self.through is None else self.through(learned)
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON (the start is evaluated by the sub-layer that has it)."""

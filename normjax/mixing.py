@@ -365,6 +365,11 @@ def _rms(x: Floats, eps: float) -> Floats:
     return np.sqrt(np.mean(x * x, axis=-1) + eps)
 
 
+def prefix(weights: Any, place: str) -> str:
+    """Return what the names of the parameters of weights begin with, in a place such as "read"."""
+    return f"{getattr(weights, 'tied', '') or place}_"
+
+
 def appended(word: str, group: int = 1) -> Weights:
     """Return B that adds a branch's output to the row of its group: the list of sources grows.
 

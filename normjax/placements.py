@@ -66,7 +66,9 @@ _MUSE = Sublayer(
     keep=Learned(
         0.0, "feature", name="gate",
         # b^2 <= 0.999: (1 - b)(1 + b) is 1 - b^2 without its cancellation.
-        through=lambda g: _at_least(1e-3, (1 - _sigmoid(g / 0.3)) * (1 + _sigmoid(g / 0.3))) ** 0.5,
+        through=lambda g: g.__array_namespace__().maximum(
+            (1 - _sigmoid(g / 0.3)) * (1 + _sigmoid(g / 0.3)), 1e-3
+        ) ** 0.5,
     ),
     write=Learned(0.0, "feature", name="gate", through=lambda g: _sigmoid(g / 0.3)),
 )  # fmt: skip
@@ -95,10 +97,6 @@ def _unit_vectors(*given: Any) -> Any:
         return (wide / jnp.linalg.norm(wide, axis=axis, keepdims=True)).astype(x.dtype)
 
     return jax.tree_util.tree_map_with_path(one, given[-1])
-
-
-def _at_least(bound: float, x: Any) -> Any:
-    return x.__array_namespace__().maximum(x, bound)
 
 
 def _current(position: Any, n: int) -> Any:
@@ -413,7 +411,7 @@ _ROWS = {
         "SiameseNorm", "Li et al. 2026, arXiv 2602.08064, its released code",
         Sublayer(
             mix_norm=OnRows(MODEL_NORM, (1,)), pre_norm=MODEL_NORM,
-            post_norm=OnRows(MODEL_NORM, (0,)), read=_fixed("x + y", [1.0, 1.0]),
+            post_norm=OnRows(MODEL_NORM, (0,)), read=_fixed("sum", [1.0, 1.0]),
             write=Weights("b", lambda position, n: jnp.stack(
                 [(2.0 * _blocks(position) + 2.0) ** -0.5, jnp.ones(())]
             )[:, None]),

@@ -585,10 +585,10 @@ def test_what_starts_at_zero_is_the_identity(name):
 
 def test_muse_spark_keeps_the_sum_of_squares():
     row = PLACEMENTS["muse_spark"].attention
-    g = {"gate": np.linspace(-2, 0.9, 50)}
-    a, b = row.keep.of(g, "keep"), row.write.of(g, "write")
+    g = np.linspace(-2, 0.9, 50)
+    a, b = row.keep.made_of(g), row.write.made_of(g)
     np.testing.assert_allclose(a**2 + b**2, 1, rtol=1e-15)
-    assert row.keep.of({"gate": np.array(30.0)}) == np.sqrt(1e-3)  # where 1 - b^2 is cut off
+    assert row.keep.made_of(np.array(30.0)) == np.sqrt(1e-3)  # where 1 - b^2 is cut off
 
 
 def test_starts_are_as_documented():

@@ -32,6 +32,7 @@ from normjax.jacobians.branch_jacobians import (
     mlp_jacobian,
 )
 from normjax.jacobians.closed_forms import Mix, Tangents, norm_jacobian
+from normjax.mixing import prefix
 from normjax.norm_derivatives import Floats, NullDirections, spanned, unit
 from normjax.norms import Norm
 from normjax.traced import as_float64
@@ -411,13 +412,12 @@ class Part:
         """Return c, A or B of a block as a number or one per feature; 1 where weights mix rows."""
         if isinstance(factor, Learned):
             held = self.parts.layer(block)[0] if factor.shared else params
-            own = np.asarray(held[factor.name or name], np.float64)
-            return np.asarray(factor.of({factor.name or name: own}, name))
+            return np.asarray(factor.made_of(np.asarray(held[factor.name or name], np.float64)))
         return factor if isinstance(factor, int | float) else 1.0
 
     def _mix(self, name, weights, params, state, factors, rows) -> Mix:
-        prefix = f"{getattr(weights, 'tied', '') or name}_"
-        own = {k.removeprefix(prefix): v for k, v in params.items() if k.startswith(prefix)}
+        start = prefix(weights, name)
+        own = {k.removeprefix(start): v for k, v in params.items() if k.startswith(start)}
         position = int(factors["position"])
         with jax.enable_x64(True):
             w = np.asarray(weights.value(own, jnp.asarray(state), position), np.float64)

@@ -1,7 +1,7 @@
 """Closed-form Jacobians in float64: every norm of the table, and placements composed of them.
 
     norm        J = diag(w) (P - (1 - k) u v^T), or a matrix         (see norm_derivatives.py)
-    placement   J = J_P (A J_S + B J_Q J_F c J_N J_R) + what moves the weights A, B and R
+    placement   J = J_P (A J_S + B J_Q J_F c J_N J_R J_U) + what moves the weights A, B and R
 
 Everything here is NumPy in float64, with leading axes free for many points at once, and needs no
 64-bit mode. What autodiff gives for the same functions is the referee: see

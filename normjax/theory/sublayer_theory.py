@@ -198,8 +198,7 @@ class _Sizes:
     def times(self, name: str, factor: Any, x: _Size) -> _Size:
         if isinstance(factor, Learned):
             own = factor.name or name
-            held = self.shared(own) if factor.shared else self.leaf(own)
-            factor = _rms(factor.of({own: held}, name))
+            factor = _rms(factor.made_of(self.shared(own) if factor.shared else self.leaf(own)))
         if not isinstance(factor, int | float):
             raise _NoLawError("what mixes streams has none")
         w = float(factor)
