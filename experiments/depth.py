@@ -16,6 +16,7 @@ Result:  not run whole yet.
 from __future__ import annotations
 
 from normjax import configs
+from normjax.decoder_config import SCANNED_FROM
 from normjax.errors import UserError
 from normjax.placements import PLACEMENTS
 from normjax.reporting import palette
@@ -30,7 +31,6 @@ NO_RESIDUAL = "no-residual"
 """
 
 DEPTHS = (2, 4, 8, 16)
-SCANNED_FROM = 8  # from here on scanned blocks compile faster than they cost in running
 
 SMALL = {
     "model.width": 64,

@@ -18,6 +18,8 @@ from normjax.placement import Placement
 from normjax.placements import PLACEMENTS
 
 MAX_DEPTH = 10_000
+SCANNED_FROM = 8
+"""Blocks from which on scanned ones compile faster than they cost in running."""
 ATTENTIONS = ("softmax", "none")
 POSITIONS = ("rotary", "learned", "none")
 FINAL_NORMS = ("auto", "on", "off")

@@ -201,8 +201,10 @@ def held(value: Any) -> str:
     >>> held({"learned": "feature", "start": 0.1, "shared": False})
     'learned for each feature, starts at 0.1'
     """
-    if value is None or value == []:
+    if value is None or value is False or value == []:
         return "–"
+    if value is True:
+        return "yes"
     if isinstance(value, Mapping):
         if "rows" in value:
             on = ", ".join(str(row + 1) for row in value["rows"])

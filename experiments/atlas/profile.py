@@ -44,7 +44,8 @@ def profile(config: DecoderConfig, tokens: int, seeds: int) -> list[dict[str, An
     slope = jax.jit(jax.grad(lambda p, t: jnp.mean(token_losses(trained, p, t))))
     found = [_one(model, make, slope, tokens, seed) for seed in range(seeds)]
     return [
-        {"depth": depth} | {k: _mean([one[depth][k] for one in found]) for k in found[0][depth]}
+        {"depth": depth}
+        | {k: float(np.mean([one[depth][k] for one in found])) for k in found[0][depth]}
         for depth in range(config.depth + 1)
     ]
 
@@ -74,7 +75,3 @@ def _one(model: Decoder, make: Any, slope: Any, tokens: int, seed: int) -> list[
             }
         rows.append(row)
     return rows
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values))

@@ -43,7 +43,7 @@ from normjax import configs
 from normjax.configs import field
 from normjax.data import corpora
 from normjax.data.corpora import DataConfig
-from normjax.decoder_config import MAX_DEPTH, DecoderConfig
+from normjax.decoder_config import MAX_DEPTH, SCANNED_FROM, DecoderConfig
 from normjax.errors import UserError
 from normjax.placements import COMMON, PLACEMENTS
 from normjax.reporting import effects, loading
@@ -54,9 +54,6 @@ from normjax.runs.grid import MAX_SEEDS, Arm, ExperimentConfig, GridConfig, Ques
 from normjax.runs.tuning import TuningConfig
 from normjax.training.train import TrainConfig
 from normjax.training.trained import TrainedRun
-
-SCANNED_FROM = 8
-# Compiling is most of the default's time: looks that add as many seeds each share their programs.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +67,7 @@ class LadderConfig:
     depths: tuple[int, ...] = field(
         (4,), "depths in blocks", least=1, most=MAX_DEPTH, fewest=1, distinct=True
     )
+    # Compiling is most of the default's time: looks that add as many seeds share their programs.
     looks: tuple[int, ...] = field(
         (4, 8, 12), "seeds at which comparisons that are decided stop; the last: at most so many",
         least=2, most=MAX_SEEDS, fewest=1, distinct=True,

@@ -33,7 +33,7 @@ from experiments.stability.figures import in_words
 from normjax import configs
 from normjax.configs import field, part
 from normjax.data.corpora import DataConfig
-from normjax.decoder_config import MAX_DEPTH, DecoderConfig
+from normjax.decoder_config import MAX_DEPTH, SCANNED_FROM, DecoderConfig
 from normjax.errors import UserError
 from normjax.placements import PLACEMENTS
 from normjax.reporting import palette
@@ -42,8 +42,6 @@ from normjax.runs import runner
 from normjax.runs.experiment import Options, Outcome
 from normjax.runs.grid import Arm, ExperimentConfig, GridConfig, Question, SweepAxis
 from normjax.training.train import MAX_STEPS, TrainConfig
-
-SCANNED_FROM = 8
 
 
 @dataclasses.dataclass(frozen=True)

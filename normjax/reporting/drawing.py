@@ -33,6 +33,7 @@ _STYLE = {
     "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.linewidth": 0.8, "axes.axisbelow": True,
     "axes.spines.top": False, "axes.spines.right": False, "axes.unicode_minus": True,
+    "axes.formatter.useoffset": False,  # a tick says its whole number
     "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
     "grid.color": GRID, "grid.linewidth": 0.7, "legend.frameon": False,
     "figure.facecolor": PAPER, "axes.facecolor": "none", "savefig.facecolor": PAPER,
