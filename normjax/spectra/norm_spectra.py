@@ -204,8 +204,9 @@ def _oblique_values(derivative: NormDerivative, weight: Vector) -> Vector:
         return np.linalg.svd(derivative.matrix(), compute_uv=False)
     if len(weight) == 1:
         return weight * k
-    t = 2 * k + ((1 - k) * length) ** 2
-    largest = math.sqrt((t + (1 - k) * length * math.sqrt(t + 2 * k)) / 2)
+    removed = float(derivative.removed) * length
+    t = 2 * k + removed**2
+    largest = math.sqrt((t + removed * math.sqrt(t + 2 * k)) / 2)
     result = np.ones(len(weight))
     result[0], result[-1] = largest, k / largest
     return result * weight
