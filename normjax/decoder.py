@@ -86,6 +86,13 @@ class _Values:
         x = tapped(self.module, "read", x, shifted=self.row.pre_norm is not None)
         return BRANCHES[self.module.branch](self.config, name="branch")(x)
 
+    def join(self, join: Any, x: Array, read: Array) -> Array:
+        if join is None:
+            return x
+        own = made_by(self.module, "join_", join.parameters(self.config.width), self.made)
+        x = tapped(self.module, "returned", x)
+        return join.value(own, x, read, self.config.norm_eps).astype(x.dtype)
+
     def times(self, name: str, factor: Any, x: Array) -> Array:
         if isinstance(factor, Learned):
             own, held = factor.name or name, self.shared if factor.shared else self.made
@@ -148,16 +155,23 @@ def mixed_by(
     ``made``: the parameters that the sub-layer has made so far, by name; what is tied is in it.
     """
     rows, own = (z.reshape(*z.shape[:-1], -1, module.config.width) for z in (state, x))
-    dtype, params = module.config.param_dtype, {}
-    for k, start in weights.parameters(position, *rows.shape[-2:]).items():
-        held = prefix(weights, name) + k
-        if held not in made:
-            draw = start if callable(start) else lambda key, v=start: v
-            made[held] = module.param(held, lambda key, draw=draw: draw(key).astype(dtype))
-        params[k] = made[held]
+    starts = weights.parameters(position, *rows.shape[-2:])
+    params = made_by(module, prefix(weights, name), starts, made)
     w = weights.value(params, rows, position).astype(x.dtype)
     out = mixed(w, own, weights.per_feature)
     return out.reshape(*out.shape[:-2], -1)
+
+
+def made_by(module: Any, before: str, starts: Params, made: Params) -> Params:
+    """Return parameters of a module by name: those that ``made`` has, and the others from a start,
+    a value or a function of a key for one; ``before`` is what their names begin with."""
+    out, dtype = {}, module.config.param_dtype
+    for k, start in starts.items():
+        if before + k not in made:
+            draw = start if callable(start) else lambda key, v=start: v
+            made[before + k] = module.param(before + k, lambda key, d=draw: d(key).astype(dtype))
+        out[k] = made[before + k]
+    return out
 
 
 class SubLayer(nn.Module):

@@ -2,12 +2,13 @@
 
 Every sub-layer (attention or MLP, the branch F) of a decoder with the state H computes
 
-    x = R(U(H)),    H' = P( A S(H) + B Q( F( c N(x) ) ) )
+    x = R(U(H)),    z = c N(x),    H' = P( A S(H) + B K( Q(F(z)), z ) )
 
 N is the pre-norm, what the branch reads through; Q the branch norm, what its output passes; S the
-skip norm, on what is kept; P the post-norm, on the whole; U the mix norm, on what R reads. R
-reads the branch's input from the streams, A keeps them, B writes the branch to them. With one
-stream, R = U = S = identity and numbers A = a, B = b it is h' = P(a h + b Q(F(c N(h)))).
+skip norm, on what is kept; P the post-norm, on the whole; U the mix norm, on what R reads. K joins
+the output to what the branch read; mostly it is the output alone. R reads the branch's input from
+the streams, A keeps them, B writes the branch to them. With one stream, R = U = S = identity, no K
+and numbers A = a, B = b it is h' = P(a h + b Q(F(c N(h)))).
 
 :func:`fold` goes through it once. The model, its closed-form Jacobian, the mean-field sizes, the
 words and the diagram are small algebras that it is folded with; each says what a norm, a branch, a
@@ -123,6 +124,7 @@ class Sublayer:
       pre_norm, branch_norm, skip_norm, post_norm, mix_norm: N, Q, S, P and U.
       scale, keep, write: c, A and B.
       read: R, weights over streams; None for a decoder of one stream.
+      join: K, what is made of the branch's output and what it read (joins.py); None: the output.
       inner_norms: which of :data:`INNER` the branch normalizes: "query" each head by itself, "query
         over heads" all heads together; "hidden" has no heads.
       head_scale: whether what each head returns is multiplied by a learned number that starts at 1.
@@ -137,6 +139,7 @@ class Sublayer:
     keep: Any = 1.0
     write: Any = 1.0
     read: Any = None
+    join: Any = None
     inner_norms: tuple[str, ...] = ()
     head_scale: bool = False
 
@@ -209,6 +212,9 @@ class Algebra(Protocol):
     def branch(self, x: Any) -> Any:
         """F(x)."""
 
+    def join(self, join: Any, x: Any, read: Any) -> Any:
+        """K of x, the branch's output, and of what the branch read; None for x."""
+
     def times(self, name: str, factor: Any, x: Any) -> Any:
         """A factor times x."""
 
@@ -220,7 +226,7 @@ class Algebra(Protocol):
 
 
 def fold(row: Any, state: Any, algebra: Any) -> Any:
-    """Return H' = P(A S(H) + B Q(F(c N(R(U(H)))))) in an algebra.
+    """Return H' = P(A S(H) + B K(Q(F(z)), z)) with z = c N(R(U(H))) in an algebra.
 
     Args:
       row: a :class:`Sublayer`, or anything with its attributes.
@@ -232,6 +238,8 @@ def fold(row: Any, state: Any, algebra: Any) -> Any:
     ...         return f"{slot[0]}({x})" if norm else x
     ...     def branch(self, x):
     ...         return f"F({x})"
+    ...     def join(self, join, x, read):
+    ...         return x
     ...     def times(self, name, factor, x):
     ...         return x
     ...     def mix(self, name, weights, state, x):
@@ -244,6 +252,7 @@ def fold(row: Any, state: Any, algebra: Any) -> Any:
     x = algebra.mix("read", row.read, state, algebra.norm("mix_norm", row.mix_norm, state))
     read = algebra.times("scale", row.scale, algebra.norm("pre_norm", row.pre_norm, x))
     out = algebra.norm("branch_norm", row.branch_norm, algebra.branch(read))
+    out = algebra.join(row.join, out, read)
     kept = algebra.norm("skip_norm", row.skip_norm, state)
     total = algebra.plus(
         algebra.mix("keep", row.keep, state, kept), algebra.mix("write", row.write, state, out)

@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 from normjax.equation import plain
-from normjax.norm_derivatives import Floats, rms_norm_derivative
+from normjax.norm_derivatives import Floats, rms_norm_derivative, unit
 from normjax.norm_functions import rms_norm
 
 
@@ -130,6 +130,35 @@ class LearnedWeights(Weights):
             out["form"] = _tried(lambda i, n: form(jnp.asarray(self.start(i, n)), i, n))
             out["form"] += _tried(lambda i, n: form(2.0 * jnp.asarray(self.start(i, n)), i, n))
         return out
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSizes(Weights):
+    """W_i1 = s_i rms(H_i): what is written to a row is as large as the row; s is learned.
+
+    ``start`` is where s begins, (n, 1).
+    """
+
+    def parameters(self, position: Any, rows: int, width: int) -> dict[str, Any]:
+        """Return {"size": start}."""
+        return {"size": jnp.asarray(self.start(position, rows), jnp.float32)}
+
+    def value(self, parameters: Mapping[str, Array], state: Array, position: Any) -> Array:
+        """Return W (..., n, 1), computed in float32 at least."""
+        wide = state.astype(jnp.promote_types(state.dtype, jnp.float32))
+        square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        some = square > 0  # the root has no derivative at zero: there it is taken to be zero
+        rms = jnp.where(some, jnp.sqrt(jnp.where(some, square, 1)), 0)
+        return (parameters["size"].astype(wide.dtype) * rms).astype(state.dtype)
+
+    def derivative(self, parameters: Mapping[str, Any], state: Floats, position: int) -> Floats:
+        """Return dW / dH (..., n, 1, n d): s_i H_i / (sqrt(d) |H_i|) in the columns of row i."""
+        n, d = state.shape[-2:]
+        slope = np.asarray(parameters["size"], np.float64) * unit(state) / np.sqrt(d)
+        out = np.zeros((*state.shape[:-2], n, n, d))
+        index = np.arange(n)
+        out[..., index, index, :] = slope
+        return out.reshape(*state.shape[:-2], n, 1, n * d)
 
 
 @dataclasses.dataclass(frozen=True)

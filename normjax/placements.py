@@ -14,13 +14,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from normjax.alternating import Alternating
 from normjax.equation import MODEL_NORM, SHARED_NORM, Learned, OnRows, Started, Sublayer
 from normjax.errors import UserError
+from normjax.joins import LowRank, Tangential
 from normjax.mixing import (
     LearnedWeights,
     RowGates,
+    RowSizes,
     Sigmoid,
     Sinkhorn,
     SoftmaxOverSources,
@@ -45,7 +49,7 @@ def _blocks(position: Any) -> Any:
 
 def _fixed(word: str, *rows: Sequence[float]) -> Weights:
     """Constant weights, the same in every sub-layer."""
-    return Weights(word, lambda position, n: jnp.asarray(rows, jnp.float32))
+    return Weights(word, lambda position, n: np.asarray(rows, np.float64))
 
 
 def _sigmoid(x: Any) -> Any:
@@ -527,6 +531,37 @@ _ROWS = {
         streams=Streams(2, readout=_fixed("h", [1.0, 0.0])), final_norm=True, pairs=True,
         summary="each block reads the stream and the embedding with learned weights",
         action="mixing the embedding into the stream before each block",
+    ),
+    "nag": Placement(
+        "norm-agnostic residual", "Figliolia and Millidge 2026 (NAG), arXiv 2606.16112, with its"
+        " exponent beta at 1",
+        Sublayer(
+            pre_norm=NORMS["rmsnorm_simple"], join=Tangential(), read=_fixed("1", [1.0]),
+            write=RowSizes("size", lambda position, n: jnp.full((n, 1), (position + 1.0) ** -0.5)),
+        ),
+        streams=Streams(1), final_norm=True,
+        summary="each branch only turns the stream, by as much whatever the sizes of both",
+        action="writing the part of each branch that is across the stream, at the stream's size",
+    ),
+    "altup": Placement(
+        "AltUp and LAuReL, 4 streams", "Baykal et al. 2023, arXiv 2301.13310, and Menghani et al."
+        " 2024, arXiv 2411.07501, as Gemma 3n in the transformers library has them; its"
+        " inputs of each layer and its maps into and out of the streams are left out",
+        Sublayer(
+            pre_norm=MODEL_NORM, branch_norm=MODEL_NORM, join=LowRank(),
+            read=Alternating("predicted", "read"),
+            keep=Alternating("A", "keep", share=math.sqrt(0.5), tied="read"),
+            write=_fixed("b", *[[0.0]] * 4, [math.sqrt(0.5)]),
+        ),
+        Sublayer(
+            pre_norm=MODEL_NORM, branch_norm=MODEL_NORM,
+            read=_fixed("h", [0.0, 0.0, 0.0, 0.0, 1.0]), write=_fixed("b", *[[0.0]] * 4, [1.0]),
+        ),
+        streams=Streams(5, "copies", Alternating("corrected", "readout")), final_norm=True,
+        pairs=True,
+        summary="one of four streams goes through the block, with a linear branch of low rank; the"
+        " others are predicted, then corrected",
+        action="working on one of four streams and predicting the others",
     ),
     "attention_residuals": Placement(
         "attention residuals", "Moonshot AI 2026, arXiv 2603.15031, full",

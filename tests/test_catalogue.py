@@ -358,6 +358,56 @@ def normformer(r):
     return r.out(h)
 
 
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def nag(r, turned=None):
+    """Equations 3 to 14: rho = rms(h), the part across h of the branch less its mean."""
+    h = r.h
+    for b, s in r.steps:
+        rho = np.sqrt(np.mean(h * h, axis=-1, keepdims=True))
+        f = r.F(b, s, h / rho)
+        f = f - f.mean(-1, keepdims=True)
+        f = f - np.sum(f * h / rho, -1, keepdims=True) / D * h / rho
+        u = np.sqrt(D) * f / np.linalg.norm(f, axis=-1, keepdims=True)
+        own = {k: r.own(b, s, f"join_{k}") for k in ("directions", "offsets", "logits")}
+        gates = sigmoid(h / rho @ own["directions"] + own["offsets"])
+        m = np.sum(softmax(own["logits"]) * gates, -1, keepdims=True)
+        h = h + rho * r.own(b, s, "write_size")[0] * m * u
+        if turned is not None:
+            turned.append(h)
+    return r.out(h)
+
+
+def altup(r):
+    """Gemma 3n: predict, the active stream through the block, correct all by what it gained."""
+    n, streams = 4, np.stack([r.h] * 4)
+
+    def route(x, router, coefficients):
+        return np.tanh(rms(x, eps=1e-6) @ router / D) @ coefficients
+
+    for b in range(1, r.L + 1):
+        own = partial(r.own, b, "attention")
+        R = route(streams[0], own("read_predicts"), own("read_predictions"))
+        R = R.reshape(*r.h.shape[:2], n, n)
+        predicted = streams + np.einsum("btji,ibtd->jbtd", R, streams)
+        active = predicted[0]
+        z = r.N(b, "attention", active)
+        laurel = z + rms(z @ own("join_left") @ own("join_right"), own("join_gain"))
+        f = r.N(b, "attention", r.F(b, "attention", z), "branch_norm")
+        active = (active + f + laurel) / np.sqrt(2)
+        f = r.F(b, "mlp", r.N(b, "mlp", active))
+        active = active + r.N(b, "mlp", f, "branch_norm")
+        # A block's corrections stand with the next one, or with what reads out.
+        last, where = b == r.L, "readout" if b == r.L else "read"
+        held = r.params.__getitem__ if last else partial(r.own, b + 1, "attention")
+        g = 1 + route(active, held(f"{where}_corrects"), held(f"{where}_corrections"))
+        streams = predicted + np.moveaxis(g, -1, 0)[..., None] * (active - predicted[0])
+    return r.out(streams.mean(0))
+
+
 INSIDE = ("normformer", "sub_ln", "ngpt", "dory")
 """Rows that change what is inside of a branch: those are computed by hand."""
 RECURRENCES = {
@@ -393,6 +443,8 @@ RECURRENCES = {
     "block_attention_residuals": block_attention_residuals,
     "denseformer": denseformer,
     "x0_mix": x0_mix,
+    "nag": nag,
+    "altup": altup,
 }  # fmt: skip
 
 
@@ -583,6 +635,23 @@ def test_what_starts_at_zero_is_the_identity(name):
     np.testing.assert_array_equal(J, np.eye(3 * D))
 
 
+def test_nag_turns_and_grows_as_its_sizes_say():
+    """Each step is across the stream; with m = 1 and a = l^(-1/2), |h_l|^2 = (l + 1) |h_0|^2."""
+    model, params = built("nag", spread=0.0)
+    for s in ("attention", "mlp"):
+        params["blocks"][s]["join_offsets"] += 100.0
+    run, turned = Run(model, params), []
+    nag(run, turned)
+    size = np.linalg.norm(np.stack([run.h, *turned]), axis=-1)
+    grown = np.sqrt(np.arange(2 * L + 1) + 1.0)[:, None, None] * size[0]
+    np.testing.assert_allclose(size, grown, rtol=1e-6)  # the sizes are float32 at the start
+    found = Parts(model, params).hidden_states(TOKENS)
+    np.testing.assert_allclose(found[1:], turned[1::2], rtol=0, atol=1e-12 * size.max())
+    steps = np.diff(np.stack([run.h, *turned]), axis=0)
+    before = np.stack([run.h, *turned[:-1]])
+    assert np.abs(np.sum(steps * before, -1)).max() < 1e-12 * size.max() ** 2
+
+
 def test_muse_spark_keeps_the_sum_of_squares():
     row = PLACEMENTS["muse_spark"].attention
     g = np.linspace(-2, 0.9, 50)
@@ -613,7 +682,8 @@ def test_starts_are_as_documented():
 # --- every row ------------------------------------------------------------------------------------
 
 
-QUICK = ("muse_spark", "siamesenorm", "dynamic_hyper_connections", "denseformer", "sub_ln", "admin")
+QUICK = ("muse_spark", "siamesenorm", "dynamic_hyper_connections", "denseformer", "sub_ln", "admin",
+         "nag", "altup")  # fmt: skip
 """One row of each new kind; the others take the same way in the longer checks."""
 EACH = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PLACEMENTS]
 
@@ -644,13 +714,14 @@ def test_every_row_is_a_decoder(name):
     assert all(np.all(np.isfinite(g)) for _, g in gradients)
     idle = [jax.tree_util.keystr(path) for path, g in gradients if not np.any(g)]
     assert not idle, f"parameters that change nothing: {idle}"
-    part = Parts(model, params).sublayer(2, "mlp")
+    parts = Parts(model, params)
     h = np.random.default_rng(0).normal(size=(3, model.config.state_width))
-    with jax.enable_x64(True):
-        expected = np.asarray(jax.jit(jax.jacfwd(part))(jnp.asarray(h)))
-    np.testing.assert_allclose(
-        part.sequence_jacobian(h), expected, rtol=0, atol=1e-13 * np.abs(expected).max()
-    )
+    for part in (parts.sublayer(2, "attention"), parts.sublayer(2, "mlp")):
+        with jax.enable_x64(True):
+            expected = np.asarray(jax.jit(jax.jacfwd(part))(jnp.asarray(h)))
+        np.testing.assert_allclose(
+            part.sequence_jacobian(h), expected, rtol=0, atol=1e-13 * np.abs(expected).max()
+        )
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -27,7 +27,7 @@ LAYERS = (
      "normjax.nonlinearities", "normjax.initializers", "normjax.data.plays", "normjax.data.tasks",
      "normjax.data.token_cache", "normjax.data.windows", "normjax.diagnostics.bands",
      "normjax.runs.run_folder", "normjax.runs.segments"),
-    ("normjax.mixing", "normjax.predictions"),
+    ("normjax.mixing", "normjax.joins", "normjax.alternating", "normjax.predictions"),
     ("normjax.placement", "normjax.data", "normjax.training.optimizer",
      "normjax.training.extremes"),
     ("normjax.placements",),

@@ -484,6 +484,9 @@ class Functions:
         self.points["branch"] = x
         return branch(x)
 
+    def join(self, join, x, read):
+        return x
+
     def times(self, name, factor, x):
         return self.factors[name] * x
 

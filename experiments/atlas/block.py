@@ -47,6 +47,9 @@ class _Boxes:
     def branch(self, x: Any) -> Any:
         return (*x, self.name)
 
+    def join(self, join: Any, x: Any, read: Any) -> Any:
+        return x if join is None else (*x, f"{join['word']} with its input")
+
     def times(self, name: str, factor: Any, x: Any) -> Any:
         return x if factor == 1 or x is None else (*x, f"× {FACTORS[name]}")
 

@@ -405,7 +405,11 @@ class Part:
                 J[..., others, :, :] = np.eye(d)
         inner = self._branch_jacobian(name, params["branch"], at["read"], whole)
         columns = {k: _column(self._factor(k, getattr(row, k), params, block)) for k in FACTORS}
-        algebra = Tangents(maps, inner, columns, mixes, whole, n)
+        joined = None
+        if row.join is not None:
+            own = _named(params, "join_")
+            joined = row.join.derivative(own, at["returned"], at["read"], config.norm_eps)
+        algebra = Tangents(maps, inner, columns, mixes, whole, n, joined)
         return fold(row, None, algebra), at["after"]
 
     def _factor(self, name: str, factor: Any, params: Any, block: int) -> Any:
@@ -416,8 +420,7 @@ class Part:
         return factor if isinstance(factor, int | float) else 1.0
 
     def _mix(self, name, weights, params, state, factors, rows) -> Mix:
-        start = prefix(weights, name)
-        own = {k.removeprefix(start): v for k, v in params.items() if k.startswith(start)}
+        own = _named(params, prefix(weights, name))
         position = int(factors["position"])
         with jax.enable_x64(True):
             w = np.asarray(weights.value(own, jnp.asarray(state), position), np.float64)
@@ -436,6 +439,11 @@ class Part:
         raise UserError(
             f"sublayer={name}: has no closed form; use normjax.jacobians.views on the function"
         )
+
+
+def _named(params: Any, start: str) -> dict[str, Any]:
+    """Return the parameters whose names begin so, without that."""
+    return {k.removeprefix(start): v for k, v in params.items() if k.startswith(start)}
 
 
 def _column(factor: Any) -> Any:

@@ -227,14 +227,17 @@ class Tangents:
       factors: c, A and B by name, as arrays that multiply (..., r, n d); absent ones are 1.
       mixes: the :class:`Mix` of each of "read", "keep", "write" that mixes rows.
       copies: how many rows a branch is written to where no weights say so.
+      joined: the derivatives of K by the branch's output and by what it read, (..., d, d) each.
     """
 
     def __init__(
         self, maps: Mapping[str, Floats], branch: Floats, factors: Mapping[str, Any],
         mixes: Mapping[str, Mix] | None = None, whole: bool = False, copies: int = 1,
+        joined: tuple[Floats, Floats] | None = None,
     ):  # fmt: skip
         self.maps, self.own, self.factors = maps, branch, factors
         self.mixes, self.whole, self.copies = mixes or {}, whole, copies
+        self.joined = joined
 
     def norm(self, slot: str, norm: Any, x: Any) -> Any:
         J = self.maps.get(slot)
@@ -251,6 +254,15 @@ class Tangents:
         if x is None:
             return self.own
         return self.own @ (x[None] if self.whole else x)
+
+    def join(self, join: Any, x: Any, read: Any) -> Any:
+        if self.joined is None:
+            return x
+        by_output, by_read = self.joined
+        return self.plus(
+            by_read if read is None else self._left(by_read, read) @ read,
+            self._left(by_output, x) @ x,
+        )
 
     def times(self, name: str, factor: Any, x: Any) -> Any:
         w = self.factors.get(name, 1.0)

@@ -197,7 +197,7 @@ def _draw(
         _rotary(sketch)
 
 
-_PLAIN = SimpleNamespace(**dict.fromkeys((*SLOTS, "read")), scale=1, keep=1, write=1)
+_PLAIN = SimpleNamespace(**dict.fromkeys((*SLOTS, "read", "join")), scale=1, keep=1, write=1)
 
 
 def _slots(rows: Rows, branch: str) -> set[str]:
@@ -232,6 +232,11 @@ class _Drawing:
         text = "attention" if self.part == "attention" else f"MLP ({kind})" if kind else "MLP"
         text = f"no {self.part}" if missing else text
         self.sketch.box(self.part, text, PANEL, ghost=missing)
+        return x
+
+    def join(self, join: Any, x: str, read: str) -> str:
+        if join is not None:
+            self.sketch.box(f"join{self.number}", f"{join['word']} with its input")
         return x
 
     def times(self, name: str, factor: Any, x: str) -> str:
@@ -293,7 +298,8 @@ def _spots(
             before, after = ((branch_rows(rows, part) or [_PLAIN])[0] for rows in (own, new))
             if before.keep != after.keep:
                 names.append(f"skip{number}")
-            if (before.write, before.scale, before.read) != (after.write, after.scale, after.read):
+            inner = ("write", "scale", "read", "join")
+            if any(getattr(before, k) != getattr(after, k) for k in inner):
                 names.append(part)
         if bool(own.get("has_final_norm")) != bool(new.get("has_final_norm")):
             names.append("final_norm")

@@ -161,6 +161,9 @@ class _Words:
     def branch(self, x: str) -> str:
         return f"F({x})"
 
+    def join(self, join: Any, x: str, read: str) -> str:
+        return x if join is None else f"{join['word']}({x}, {read})"
+
     def times(self, name: str, factor: Any, x: str) -> str:
         return x if factor == 1 else f"{FACTORS[name]} {x}"
 
@@ -183,6 +186,12 @@ class _JacobianWords(_Words):
 
     def branch(self, x: str) -> str:
         return _product("DF", x)
+
+    def join(self, join: Any, x: str, read: str) -> str:
+        if join is None:
+            return x
+        word = f"D{join['word']}"
+        return f"({_product(f'{word}₁', x)} + {_product(f'{word}₂', read)})"
 
     def times(self, name: str, factor: Any, x: str) -> str:
         return x if factor == 1 else f"{FACTORS[name]} {x or 'I'}"
@@ -213,6 +222,7 @@ def branch_rows(rows: Rows, branch: str) -> list[SimpleNamespace]:
     own = lookup(rows, f"placement.{branch}")
     if not isinstance(own, Mapping) or not set(own) >= _RECORDED:
         return []
+    own = {"join": None, **own}  # folders of older versions record none
     listed = {k: blocks for k in SLOTS if isinstance(blocks := lookup(own, f"{k}.blocks"), list)}
     return [
         SimpleNamespace(**{**own, **{k: blocks[block] for k, blocks in listed.items()}})

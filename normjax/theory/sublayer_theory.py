@@ -214,6 +214,11 @@ class _Sizes:
             return x
         return self.times(name, weights, x)
 
+    def join(self, join: Any, x: _Size, read: _Size) -> _Size:
+        if join is not None:
+            raise _NoLawError("what joins a branch with what it read has none")
+        return x
+
     def branch(self, x: _Size) -> _Size:
         self.own = _branch(self.config, self.leaf, self.name, x, self.position, self.shares)
         if self.measured is not None:
