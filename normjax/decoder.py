@@ -524,6 +524,18 @@ class Decoder:
         modules["branch"] = BRANCHES[sublayer](config), own["branch"]
         return {name: _applied(*each) for name, each in modules.items()}
 
+    def with_norms(self, function: Callable[[Norm], Norm]) -> Decoder:
+        """Return it with ``function`` of every norm it has; itself where that changes none."""
+        config, names = self.config, self.config.sublayers
+        row, streams = config.placement_row, config.placement_row.streams
+        held = [config.norm_row, row.embedding_norm, streams and streams.norm]
+        held = [config.norm_of(each) for each in held if each is not None]
+        for block in range(1, config.depth + 1):
+            held += [n for name in names for n, _ in slot_norms(config, block, name).values()]
+        if all(function(norm) == norm for norm in held):
+            return self
+        return dataclasses.replace(self, config=config.with_norms(function))
+
     def hidden_states(self, params: Params, tokens: Array) -> Array:
         """Return the stream before block 1 and after every block: (L + 1, B, T, D).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -157,6 +158,11 @@ class DecoderConfig:
         if "mlp" in self.sublayers:
             values["mlp"] = self.mlp_row
         return dataclasses.replace(self, **values)
+
+    def with_norms(self, function: Callable[[Norm], Norm]) -> DecoderConfig:
+        """Return it with ``function`` of every norm that it has."""
+        placement, norm = self.placement_row.with_norms(function), function(self.norm_row)
+        return dataclasses.replace(self, placement=placement, norm=norm)
 
     def identity(self) -> dict[str, Any]:
         """Return what defines the decoder as JSON: its fields, and the numbers behind the names."""

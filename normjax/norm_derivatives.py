@@ -503,6 +503,18 @@ def affine_derivative(
     return diagonal(np.broadcast_to(1.0 if gain is None else gain, x.shape))
 
 
+def gradient_preserving_derivative(x: Floats, alpha: Floats) -> NormDerivative:
+    """A shrinking by a learned number: J = (1 - SiLU(alpha)) I."""
+    alpha = np.asarray(alpha)
+    return diagonal((1 - alpha * _sigmoid(alpha)) * np.ones_like(x))
+
+
+def all_passed_derivative(x: Floats, **parameters: Floats) -> NormDerivative:
+    """What automatic differentiation takes a shrinking with a stop-gradient to have: J = I."""
+    del parameters
+    return diagonal(np.ones_like(x))
+
+
 def _all_or_none(x: Floats) -> Floats:
     """Return x, NaN in all of a vector that is not finite: as norms with shared statistics do."""
     return np.where(np.all(np.isfinite(x), axis=-1, keepdims=True), x, np.nan)

@@ -607,6 +607,31 @@ def affine(x: Array, gain: Array | None = None, shift: Array | None = None) -> A
     return _affine(_affine(x, None, shift, x.dtype), gain, None, dtype)
 
 
+def gradient_preserving(x: Array, alpha: Array, *, stops: bool = True) -> Array:
+    """A learned shrinking that the backward pass does not see: y = x - SiLU(alpha) stop(x).
+
+    The derivative is (1 - SiLU(alpha)) I; automatic differentiation takes it to be I.
+
+    Args:
+      x: (..., d), any floating dtype.
+      alpha: a scalar.
+      stops: False for the same values with the derivative that they have.
+
+    >>> import jax, jax.numpy as jnp
+    >>> x, alpha = jnp.ones(1), jnp.asarray(1.0)
+    >>> [round(float(jax.jacfwd(lambda x, s=s: gradient_preserving(x, alpha, stops=s))(x)[0, 0]), 3)
+    ...  for s in (True, False)]
+    [1.0, 0.269]
+
+    References:
+      Chen et al. 2025, "GPAS", arXiv 2506.22049.
+    """
+    wide, dtype = _widened(x)
+    _check_shape("alpha", alpha, x)
+    seen = jax.lax.stop_gradient(wide) if stops else wide
+    return (wide - jax.nn.silu(jnp.asarray(alpha, wide.dtype)) * seen).astype(dtype)
+
+
 def identity(x: Array, gain: Array | None = None, *, eps: float = 0.0) -> Array:
     """No normalization: y = x. The gain and eps of the other norms are accepted and unused."""
     del gain, eps

@@ -123,6 +123,19 @@ FORGETS: dict[str, tuple[str, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Stopped:
+    """What a norm with stop-gradients is, to autodiff and without them.
+
+    Attributes:
+      plain: the norm's function without its stop-gradients: the same values.
+      derivative: what autodiff takes the norm's function to have, in the form of a norm's own.
+    """
+
+    plain: Callable[..., Array]
+    derivative: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Norm:
     """A normalization as a value.
 
@@ -146,6 +159,8 @@ class Norm:
       directions: ``x -> (..., d, m)``, the directions in which it forgets, of any length, the one
         along its radius first, in NumPy float64; for a norm that forgets something else than
         ``forgets`` can say, such as the length of each group. None: as ``forgets`` says.
+      stopped: for a function with stop-gradients, of which autodiff takes another derivative than
+        ``derivative``, which is the true one: both without them. None: they agree.
       name: in the table; set by :func:`register_norm`.
     """
 
@@ -159,6 +174,26 @@ class Norm:
     action: str = ""
     name: str = ""
     directions: Callable[[Floats], Floats] | None = None
+    stopped: Stopped | None = None
+
+    def exact(self) -> Norm:
+        """Return the norm without stop-gradients: what autodiff takes it to have is its derivative.
+
+        >>> f, x = NORMS["gradient_preserving"], jnp.ones(2)
+        >>> alpha = {"alpha": jnp.asarray(1.0)}
+        >>> [round(float(jax.grad(lambda x, row=row: row(x, alpha, 0.0)[0])(x)[0]), 3)
+        ...  for row in (f, f.exact())]
+        [1.0, 0.269]
+        """
+        if self.stopped is None:
+            return self
+        return dataclasses.replace(self, function=self.stopped.plain, stopped=None)
+
+    def surrogate(self) -> Norm:
+        """Return the norm with what autodiff takes it to have in the place of its derivative."""
+        if self.stopped is None:
+            return self
+        return dataclasses.replace(self, derivative=self.stopped.derivative, stopped=None)
 
     def __call__(self, x: Array, parameters: Mapping[str, Array], eps: float) -> Array:
         """Apply the norm with the parameters it has, such as {"gain": (d,), "bias": (d,)}."""
@@ -349,10 +384,11 @@ class Norm:
 
         What only readers see stands under "shown".
         """
+        slopes = {} if self.stopped is None else {"slopes": list(_slopes(self))}
         return {
             "parameters": [p.record() for p in self.parameters],
             "forgets": self.forgets,
-            "values": list(_values(self)),
+            "values": list(_values(self)), **slopes,
             "shown": {"name": self.name, "title": self.title, "source": self.source,
                       "action": self.action},
         }  # fmt: skip
@@ -381,6 +417,16 @@ def _values(norm: Norm) -> tuple[float, ...]:
                 f"norm={norm.title}: its function fails on x of shape {x.shape} ({what})"
             ) from error
         return tuple(float(f"{float(value):.5g}") for value in y.ravel())
+
+
+@functools.lru_cache(maxsize=256)
+def _slopes(norm: Norm) -> tuple[float, ...]:
+    """What training takes the derivative of a fresh norm to be, times a vector at a point."""
+    with jax.enable_x64(True):
+        x = jnp.asarray(_PROBES, jnp.float64)
+        start = {p.name: jnp.asarray(_probed(p)) for p in norm.parameters}
+        slopes = jax.jvp(lambda x: norm(x, start, 1e-6), (x,), (jnp.cos(x),))[1]
+        return tuple(float(f"{float(value):.5g}") for value in slopes)
 
 
 def _probed(parameter: Parameter) -> np.ndarray:
@@ -480,6 +526,15 @@ _ROWS = {
         "gain and shift without norm", functions.affine, (_GAIN, Parameter("shift", 0.0)),
         derivatives.affine_derivative, law=UNCHANGED,
         source="transformers 5.24, zaya, residual scaling",
+    ),
+    "gradient_preserving": Norm(
+        "gradient-preserving scaling",
+        functions.gradient_preserving, (Parameter("alpha", 0.0, "scalar"),),
+        derivatives.gradient_preserving_derivative,
+        source="Chen et al. 2025 (GPAS), arXiv 2506.22049",
+        stopped=Stopped(
+            partial(functions.gradient_preserving, stops=False), derivatives.all_passed_derivative
+        ),
     ),
     "identity": Norm(
         "no norm", functions.identity, (), derivatives.identity_derivative, law=UNCHANGED,

@@ -17,6 +17,7 @@ from normjax.equation import (
     SLOTS,
     Learned,
     OnRows,
+    Started,
     Sublayer,
     plain,
 )
@@ -78,6 +79,33 @@ class Placement:
         return dataclasses.replace(
             self, title=self.title + ", no residual", mlp=mlp,
             attention=dataclasses.replace(self.attention, keep=0.0),
+        )  # fmt: skip
+
+    def with_norms(self, function: Callable[[Any], Any]) -> Placement:
+        """The same placement with ``function`` of every row of the table of norms that it names.
+
+        >>> Placement("mine", "", Sublayer(post_norm="model")).with_norms(repr).attention.post_norm
+        'model'
+        """
+
+        def of(held: Any) -> Any:
+            if held is None or isinstance(held, str):
+                return held
+            if isinstance(held, OnRows | Started):
+                return dataclasses.replace(held, norm=of(held.norm))
+            if not hasattr(held, "record"):  # a schedule
+                return lambda block, depth: of(held(block, depth))
+            return function(held)
+
+        def those(row: Sublayer | None) -> Sublayer | None:
+            if row is None:
+                return None
+            return dataclasses.replace(row, **{slot: of(getattr(row, slot)) for slot in SLOTS})
+
+        streams = self.streams and dataclasses.replace(self.streams, norm=of(self.streams.norm))
+        return dataclasses.replace(
+            self, attention=those(self.attention), mlp=those(self.mlp), streams=streams,
+            embedding_norm=of(self.embedding_norm),
         )  # fmt: skip
 
     def record(self, depth: int) -> dict[str, Any]:

@@ -563,6 +563,12 @@ _ROWS = {
         " others are predicted, then corrected",
         action="working on one of four streams and predicting the others",
     ),
+    "gpas": Placement(
+        "GPAS", "Chen et al. 2025, arXiv 2506.22049",
+        Sublayer(pre_norm=MODEL_NORM, post_norm=NORMS["gradient_preserving"]), final_norm=True,
+        summary="pre-norm; the sum shrinks by a learned number that the gradient does not see",
+        action="shrinking the stream behind the gradient's back",
+    ),
     "attention_residuals": Placement(
         "attention residuals", "Moonshot AI 2026, arXiv 2603.15031, full",
         Sublayer(pre_norm=MODEL_NORM, read=SoftmaxOverSources("softmax"), write=appended("append")),

@@ -4,6 +4,7 @@ The formulas stand here once more, in NumPy and float64, from the papers and cod
 name; nothing of ours is called to make them.
 """
 
+import dataclasses
 import math
 
 import chex
@@ -14,6 +15,7 @@ import pytest
 
 from normjax.errors import UserError
 from normjax.jacobians.closed_forms import norm_derivative, norm_jacobian
+from normjax.jacobians.verification import VerificationError, verify
 from normjax.norm_functions import (
     affine,
     crms_norm,
@@ -81,6 +83,7 @@ FORMULAS = {
     ),
     "centring": lambda x, eps: x - x.mean(),
     "affine": lambda x, eps, gain, shift: gain * (x + shift),
+    "gradient_preserving": lambda x, eps, alpha: x - alpha / (1 + np.exp(-alpha)) * x,
     "identity": lambda x, eps: x,
 }  # fmt: skip
 D = 8
@@ -111,6 +114,26 @@ def test_every_row_has_a_formula_and_words():
         assert row.title and (row.source or row.name == "identity")
         assert row.derivative is not None
     assert len({row.title for row in NORMS.values()}) == len(NORMS)
+
+
+def test_a_norm_that_stops_gradients_has_both_derivatives():
+    """The true one by differences of its values, and the one that autodiff is told."""
+    row, x, own = NORMS["gradient_preserving"], np.array([0.3, -2.0]), {"alpha": 1.3}
+    left = 1 - 1.3 / (1 + math.exp(-1.3))
+    step = 1e-6 * np.eye(2)
+    with jax.enable_x64(True):
+        f = lambda x: np.asarray(row(jnp.asarray(x), {"alpha": jnp.float64(1.3)}, 0.0))  # noqa: E731
+        moved = np.stack([(f(x + e) - f(x - e)) / 2e-6 for e in step], axis=-1)
+    np.testing.assert_allclose(moved, left * np.eye(2), rtol=0, atol=1e-9)
+    for each, expected in ((row, left), (row.exact(), left), (row.surrogate(), 1.0)):
+        found = each.derivative_at(x, own, 0.0).matrix()
+        np.testing.assert_allclose(found, expected * np.eye(2), rtol=1e-15)
+        verify(each, None, at=x, parameters=own).check()
+    with pytest.raises(VerificationError, match="differs"):
+        verify(
+            dataclasses.replace(row, derivative=row.stopped.derivative), None, at=x, parameters=own
+        ).check()
+    assert row.record()["slopes"] != row.exact().record().get("slopes")
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -193,9 +216,10 @@ def test_second_derivatives_agree_in_both_modes_and_are_symmetric(name, x64):
     own = {k: jnp.asarray(v, jnp.float64) for k, v in drawn(name).items()}
     w = jnp.asarray(np.random.default_rng(7).normal(size=D))
     x = jnp.asarray(np.random.default_rng(8).normal(size=D)) * 2
+    norm = NORMS[name].exact()
 
     def loss(x):
-        return jnp.sum(w * NORMS[name](x, own, 1e-2) ** 2)
+        return jnp.sum(w * norm(x, own, 1e-2) ** 2)
 
     forward, reverse = jax.jit(lambda x: (jax.jacfwd(jax.grad(loss))(x),
                                           jax.jacrev(jax.grad(loss))(x)))(x)  # fmt: skip

@@ -588,7 +588,7 @@ def test_derivatives_under_vmap_scan_and_jit():
 
 # --- what is not finite ---------------------------------------------------------------------------
 
-BY_FEATURE = ("dyt", "derf", "affine", "identity")
+BY_FEATURE = ("dyt", "derf", "affine", "gradient_preserving", "identity")
 
 
 @pytest.mark.parametrize("name", BY_FEATURE)

@@ -66,6 +66,8 @@ class Parts:
     Args:
       model: the decoder, of any dtype.
       params: its parameters, as ``model.init`` or a checkpoint gives them.
+      surrogate: of a decoder whose norms stop gradients, whether the derivatives are those that
+        training takes it to have; else they are its own, and autodiff of its parts gives the same.
 
     Raises:
       UserError: parameters that are not finite.
@@ -78,7 +80,7 @@ class Parts:
     ((3, 8), (3, 8, 8))
     """
 
-    def __init__(self, model: Decoder, params: Any):
+    def __init__(self, model: Decoder, params: Any, surrogate: bool = False):
         for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
             check_finite(f"params{jax.tree_util.keystr(path)}", leaf, "a value")
         wide = {"dtype": "float64", "param_dtype": "float64", "remat": False}
@@ -86,6 +88,7 @@ class Parts:
             self.model = dataclasses.replace(
                 model, config=dataclasses.replace(model.config, **wide)
             )
+            self.model = self.model.with_norms(Norm.surrogate if surrogate else Norm.exact)
         self.params = to_float64(params)
         self.config = self.model.config
         self._sublayer, self._point = _programs(self.model)

@@ -120,7 +120,8 @@ def verify(
     much for one that is neither.
 
     Args:
-      fn: a function of one array, or a row of the table of norms (or its name).
+      fn: a function of one array, or a row of the table of norms (or its name). Of a row with
+        stop-gradients it is the true derivative; :meth:`normjax.Norm.surrogate` has the other one.
       jacobian: x -> array of shape (output shape + input shape). None takes the row's own.
       at: the point; a vector, or an array of any shape that fn accepts.
       parameters, eps: those of a row; a bare function closes over its own.
@@ -175,7 +176,7 @@ def verify(
 
 def _resolve(fn, jacobian, parameters, eps) -> tuple[Callable, Callable, str]:
     if isinstance(fn, (Norm, str)):
-        norm, given = as_norm(fn), dict(parameters or {})
+        norm, given = as_norm(fn).exact(), dict(parameters or {})
 
         def function(x: Any) -> Any:
             return norm(x, {k: jnp.asarray(v, jnp.float64) for k, v in given.items()}, eps)
