@@ -628,8 +628,20 @@ def gradient_preserving(x: Array, alpha: Array, *, stops: bool = True) -> Array:
     """
     wide, dtype = _widened(x)
     _check_shape("alpha", alpha, x)
-    seen = jax.lax.stop_gradient(wide) if stops else wide
-    return (wide - jax.nn.silu(jnp.asarray(alpha, wide.dtype)) * seen).astype(dtype)
+    left = 1 - jax.nn.silu(jnp.asarray(alpha, wide.dtype))
+    return (_shrunk(wide, left) if stops else wide * left).astype(dtype)
+
+
+# Not x - (1 - left) stop(x), which is NaN for an infinite x.
+@jax.custom_jvp
+def _shrunk(x: Array, left: Array) -> Array:
+    return x * left
+
+
+@_shrunk.defjvp
+def _shrunk_jvp(primals, tangents):
+    (x, left), (moved, changed) = primals, tangents
+    return x * left, moved + x * changed
 
 
 def identity(x: Array, gain: Array | None = None, *, eps: float = 0.0) -> Array:
