@@ -270,6 +270,7 @@ def test_the_table_says_what_each_row_learns_and_forgets():
         "dyt": ((gain, bias, alpha), "nothing"), "derf": ((gain, bias, alpha, shift), "nothing"),
         "seednorm": ((gain, ("alpha", 1.0, 0.0), ("beta", 0.0, 0.0)), "nothing"),
         "centring": ((), "mean"), "affine": ((gain, shift), "nothing"),
+        "gradient_preserving": ((("alpha", 0.0, 0.0),), "nothing"),
     }  # fmt: skip
     gate = NORMS["gatednorm"]
     assert gate.forgets == "length" and gate.parameters[0] == Parameter("gain")
@@ -636,6 +637,7 @@ STARTS = {
     "": {"gain": ONE, "bias": ZERO, "shift": ZERO, "alpha": 0.5},
     "rmsnorm_offset": {"gain": ZERO}, "scalenorm": {"gain": math.sqrt(8)},
     "derf": {"shift": 0.0}, "seednorm": {"alpha": ONE, "beta": ZERO},
+    "gradient_preserving": {"alpha": 0.0},
 }  # fmt: skip
 """Of eight features, of the row that is named, else of all."""
 
