@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+PARITY = $(VENV)/.installed-parity
 ARGS ?=
 
-.PHONY: run test test-all test-faults mutants lint types clean
+.PHONY: run test test-all test-parity test-faults mutants lint types clean
 
 run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
@@ -15,6 +16,9 @@ test: $(STAMP) lint types
 
 test-all: $(STAMP) lint types
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --optimized -m "slow or not slow" $(ARGS)
+
+test-parity: $(PARITY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q tests/parity -m "slow or not slow" $(ARGS)
 
 test-faults: $(STAMP)
 	$(BIN)/python -m tests.faults $(ARGS)
@@ -36,6 +40,12 @@ $(STAMP): requirements.txt requirements-data.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-data.txt
 	@touch $(STAMP)
+
+# torch's sympy takes an older mpmath than the tests have: theirs goes in again, last.
+$(PARITY): requirements-parity.txt $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-parity.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
+	@touch $(PARITY)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

@@ -151,7 +151,10 @@ def _zeros(*shape: str) -> Callable[[Any, int], Any]:
 
 _MHC_READ = StateGates("σ", _zeros("1", "n"), squash=Sigmoid(1.0, 1e-6))
 _IHC_READ = StateGates(
-    "σ", lambda position, n: jnp.full((1, n), -jnp.log(n - 1.0)), squash=Sigmoid(), size=0.01
+    "σ",
+    lambda position, n: jnp.full((1, n), -jnp.log(n - 1.0)),
+    squash=Sigmoid(1.0, 1e-6),
+    size=0.01,
 )
 
 _ROWS = {
@@ -256,7 +259,7 @@ _ROWS = {
         Sublayer(
             pre_norm=MODEL_NORM, skip_norm=NORMS["affine"], branch_norm=NORMS["affine"]
         ),
-        final_norm=True,
+        embedding_norm=NORMS["affine"], final_norm=True,
         summary="pre-norm; stream and branch each have a learned weight and shift of each feature",
         action="weighing and shifting each feature of stream and branch",
     ),
@@ -270,7 +273,8 @@ _ROWS = {
         action="moving the stream on a sphere",
     ),
     "dory": Placement(
-        "Dory", "NVIDIA Dory, as the transformers library has it: nGPT with other brackets",
+        "Dory", "NVIDIA Dory, as the transformers library has it, without eps and loops: nGPT with"
+        " other brackets",
         dataclasses.replace(
             _TOWARDS, pre_norm=NORMS["rmsnorm_simple"], skip_norm=SHARED_NORM
         ),
@@ -351,7 +355,7 @@ _ROWS = {
     ),
     "muse_spark": Placement(
         "Muse Spark gates", "Muse Spark, as the transformers library has it; without the gate"
-        " inside its attention",
+        " inside its attention and the gain on what its MLP's branch norm reads",
         _MUSE, embedding_norm=NORMS["rmsnorm_plain"], final_norm=True,
         summary="learned weights a and b of each feature, with a² + b² = 1",
         action="mixing stream and branch by gates with a² + b² = 1",
@@ -461,7 +465,7 @@ _ROWS = {
             keep=StateGates("A", _zeros("n", "n"), squash=Sinkhorn()),
             write=StateGates("b", _zeros("n", "1"), squash=Sigmoid(2.0)),
         ),
-        streams=Streams(4, "copies", readout=StateGates("σ", _zeros("1", "n"), squash=Sigmoid())),
+        streams=Streams(4, "copies", readout=_MHC_READ),
         final_norm=True,
         summary="four streams, mixed by a nearly doubly stochastic matrix of the token's own",
         action="mixing four streams by doubly stochastic matrices",
@@ -470,9 +474,9 @@ _ROWS = {
         "independent hyper-connections, 4 streams", "HY-V4, as the transformers library has it",
         Sublayer(
             pre_norm=MODEL_NORM, read=_IHC_READ,
-            write=StateGates("b", _zeros("n", "1"), squash=Sigmoid(2.0), size=0.01),
+            write=StateGates("b", _zeros("n", "1"), squash=Sigmoid(2.0, 1e-6), size=0.01),
         ),
-        streams=Streams(4, "copies"), final_norm=True,
+        streams=Streams(4, "copies", readout=_IHC_READ), final_norm=True,
         summary="four streams that are read and written by gates and never mixed",
         action="reading and writing four unmixed streams by gates",
     ),

@@ -20,7 +20,7 @@ import pytest
 from normjax.decoder import Decoder, DecoderConfig
 from normjax.equation import FACTORS, SHARED_NORM, SLOTS, Learned
 from normjax.jacobians.blocks import Parts
-from normjax.mixing import Sinkhorn
+from normjax.mixing import Sigmoid, Sinkhorn
 from normjax.placements import COMMON, PLACEMENTS
 from normjax.reporting import explanations
 from normjax.runs.run_folder import RunFolder, RunWriter
@@ -253,18 +253,22 @@ def mhc(r):
         x = np.einsum("btn,btnd->btd", pre.reshape(*H.shape[:3]), H)
         f = r.F(b, s, r.N(b, s, x))
         H = post[..., None] * f[..., None, :] + np.swapaxes(comb, -1, -2) @ H
-    w = sigmoid(gates(r, H, r.params.__getitem__, "readout", (1, 4)))[..., 0, :]
-    return r.out(np.einsum("btn,btnd->btd", w, H))
+    return r.out(gated_readout(r, H))
+
+
+def gated_readout(r, H):
+    w = sigmoid(gates(r, H, r.params.__getitem__, "readout", (1, 4)))[..., 0, :] + 1e-6
+    return np.einsum("btn,btnd->btd", w, H)
 
 
 def ihc(r):
     H = np.stack([r.h] * 4, axis=-2)
     for b, s in r.steps:
         get = partial(r.own, b, s)
-        pre = sigmoid(gates(r, H, get, "read", (1, 4)))[..., 0, :]
-        post = 2 * sigmoid(gates(r, H, get, "write", (4, 1)))
+        pre = sigmoid(gates(r, H, get, "read", (1, 4)))[..., 0, :] + 1e-6
+        post = 2 * sigmoid(gates(r, H, get, "write", (4, 1))) + 1e-6
         H = H + post * r.F(b, s, r.N(b, s, np.einsum("btn,btnd->btd", pre, H)))[..., None, :]
-    return r.out(H.sum(axis=-2))
+    return r.out(gated_readout(r, H))
 
 
 def block_attention_residuals(r):
@@ -306,7 +310,8 @@ def x0_mix(r):
 
 
 def zaya(r):
-    h = r.h
+    start = r.params["embedding_norm"]
+    h = start["gain"] * (r.h + start["shift"])
     for b, s in r.steps:
         f = r.F(b, s, r.N(b, s, h))
         s_r, b_r = (r.own(b, s, "skip_norm", k) for k in ("gain", "shift"))
@@ -486,7 +491,7 @@ def test_a_row_is_its_published_recurrence(name):
 STARTS_AS_PRE = ("token_gate", "gpas", "doge", "x0_mix", "denseformer", "zaya")
 """At their start these are pre-norm, whatever the weights and eps."""
 IN_PROPORTION = (
-    "hyper_connections", "dynamic_hyper_connections", "ihc", "attention_residuals",
+    "hyper_connections", "dynamic_hyper_connections", "attention_residuals",
     "block_attention_residuals",
 )  # fmt: skip
 """At their start these carry multiples of pre-norm's stream: the same for norms without eps."""
@@ -540,17 +545,28 @@ def _without_projections(params):
     return jax.tree.unflatten(tree, zero)
 
 
-def test_mhc_of_equal_streams_is_prenorm_where_its_matrix_is_doubly_stochastic():
-    """As shipped its matrix is so to 1e-6 a sub-layer, without the eps of Sinkhorn to rounding."""
+EXACT = {
+    "mhc": {"keep": Sinkhorn(20, 0.0)},
+    "ihc": {"read": Sigmoid(), "write": Sigmoid(2.0)},
+}  # fmt: skip
+"""What has no eps in the place of what is shipped."""
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_gated_equal_streams_are_prenorm_where_no_eps_is_in_their_weights(name):
+    """As shipped they are so to 1e-6 a sub-layer, without eps to rounding."""
     pre = built("pre", norm_eps=0.0)
-    row = PLACEMENTS["mhc"]
-    keep = dataclasses.replace(row.attention.keep, squash=Sinkhorn(20, 0.0))
-    exact = dataclasses.replace(row, attention=dataclasses.replace(row.attention, keep=keep))
+    row = PLACEMENTS[name]
+    own = {
+        place: dataclasses.replace(getattr(row.attention, place), squash=squash)
+        for place, squash in EXACT[name].items()
+    }
+    exact = dataclasses.replace(row, attention=dataclasses.replace(row.attention, **own))
     found = {}
-    for each in (exact, "mhc"):
+    for each in (exact, name):
         model, params = lent(each, pre[1], norm_eps=0.0)
         params = _without_projections(params)
-        found[each == "mhc"] = np.abs(logits(model, params) - logits(*pre)).max()
+        found[each == name] = np.abs(logits(model, params) - logits(*pre)).max()
     assert found[False] < 1e-12 * np.abs(logits(*pre)).max()
     assert 1e-12 < found[True] < 1e-4
 
