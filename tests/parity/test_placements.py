@@ -13,13 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from normjax.decoder import Decoder
+from normjax.decoder_config import DecoderConfig
 from normjax.mixing import Sinkhorn, Weights, mixed
 from normjax.norm_functions import rms_norm
 from normjax.placements import PLACEMENTS
-from tests.parity import comparisons
+from tests.parity import comparisons, maps
 from tests.parity.comparisons import COMPARISONS, Comparison, cases, compare
 from tests.parity.replay import largest
-from tests.parity.tiny_models import WIDTH, precision
+from tests.parity.tiny_models import DEPTH, HEADS, LENGTH, VOCABULARY, WIDTH, build, precision
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +64,28 @@ def _more(write):
     if callable(write) and not hasattr(write, "record"):
         return lambda block, depth: write(block, depth) * (1 + 1e-6)
     return write
+
+
+@pytest.mark.parametrize("c", COMPARISONS, ids=lambda c: c.name)
+def test_a_scheme_starts_where_the_library_starts_it(c):
+    """What the library draws (projections of gates, Muse Spark's gates) starts around zero, with
+    the standard deviation of its config; ours with that of the row, or at zero."""
+    model = build(c.model_type, False, disturbed=False, **c.keywords)
+    theirs = maps.values(c.model_type, model, c.blocks, c.others)
+    config = {"depth": DEPTH, "width": WIDTH, "heads": HEADS, "placement": c.row} | c.config
+    params = Decoder(DecoderConfig(**config), VOCABULARY, LENGTH).init(jax.random.key(0))
+    for name, start in theirs.items():
+        ours = params
+        for key in name.split("."):
+            ours = ours[key]
+        if np.ptp(start) < 1e-6:
+            np.testing.assert_allclose(ours, start, rtol=1e-6, atol=1e-7)
+        else:
+            assert name.endswith(("_projection", ".gate")), name
+            spread, four_errors = model.config.initializer_range, 4 / start.size**0.5
+            assert abs(np.mean(start)) < four_errors * spread
+            assert np.std(start) == pytest.approx(spread, rel=four_errors)
+            assert abs(np.mean(ours)) < four_errors * 0.02
 
 
 class _Transposed(Sinkhorn):

@@ -212,8 +212,10 @@ def precision(wide: bool):
         torch.set_default_dtype(before)
 
 
-def build(model_type: str, wide: bool, seed: int = 0, **keywords: Any) -> torch.nn.Module:
-    """Return a model of a type, every parameter of it away from where it starts."""
+def build(
+    model_type: str, wide: bool, seed: int = 0, disturbed: bool = True, **keywords: Any
+) -> torch.nn.Module:
+    """Return a model of a type, every parameter of it away from where it starts (or there)."""
     tiny = MODELS[model_type]
     folder, _, name = tiny.module.partition("/")
     code = importlib.import_module(f"transformers.models.{folder}.modeling_{name or folder}")
@@ -228,7 +230,8 @@ def build(model_type: str, wide: bool, seed: int = 0, **keywords: Any) -> torch.
             config, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
         )
         model = model.to(dtype).eval()
-        disturb(model, seed)
+        if disturbed:
+            disturb(model, seed)
     return model
 
 
