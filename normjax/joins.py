@@ -136,7 +136,7 @@ class LowRank:
 
     rank: int = 64
     spread: float = 0.02
-    word: str = "low rank"
+    word: str = "LAuReL"
 
     def parameters(self, width: int) -> dict[str, Any]:
         """Return left (d, rank), right (rank, d), gain (d,)."""

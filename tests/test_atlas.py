@@ -106,7 +106,9 @@ def test_the_picture_has_what_the_equation_has():
 
 def test_a_stack_whose_branches_start_at_zero_is_the_identity(tmp_path):
     """SkipInit: every singular value is 1, none is zero, and the stream keeps its size."""
-    rows = profile(config_of("skipinit", 2, 8), 3, 1)
+    rows, spectra = profile(config_of("skipinit", 2, 8), 3, 1)
+    assert [row["depth"] for row in spectra] == [1] * 8 + [2] * 8
+    assert all(row["value"] == pytest.approx(1, rel=1e-12) for row in spectra)
     assert [row["depth"] for row in rows] == [0, 1, 2]
     for row in rows[1:]:
         assert row["jacobian_rms"] == pytest.approx(1, rel=1e-12)
@@ -121,7 +123,7 @@ def test_a_ladder_is_shown_where_it_has_the_row(tmp_path, unmeasured):
     config = Atlas(depth=4, width=8, ladder=str(ladder))
     page.write(tmp_path, ["pre", "post"], [], config, "x")
     texts = [Page((tmp_path / "atlas" / f"{n}.html").read_text()).text for n in ("pre", "post")]
-    assert "1.234" in texts[0] and "Trained" not in texts[1]
+    assert "1.234" in texts[0] and "On the ladder" not in texts[1]
     ladder.write_text("loss\n1\n")
     with pytest.raises(UserError, match="column 'placement'"):
         page.write(tmp_path, ["pre"], [], config, "x")

@@ -2,17 +2,17 @@
 
 import pytest
 
+from experiments.atlas import proofs
 from normjax.placements import PLACEMENTS
-from tests.parity import record
 
-LINES = record.read()
+LINES = proofs.read()
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda x: f"{x['row']}-{x['model_type']}")
 def test_a_line_is_of_the_row_as_it_is(line):
-    assert tuple(line) == record.COLUMNS and line["row"] in PLACEMENTS
-    found = record.fingerprint(PLACEMENTS[line["row"]])
-    assert line["fingerprint"] == found, f"{line['row']} has changed: run `{record.COMMAND}`"
+    assert tuple(line) == proofs.COLUMNS and line["row"] in PLACEMENTS
+    found = proofs.fingerprint(PLACEMENTS[line["row"]])
+    assert line["fingerprint"] == found, f"{line['row']} has changed: run `{proofs.COMMAND}`"
     assert float(line["difference"]) <= float(line["tolerance"])
 
 
@@ -23,6 +23,6 @@ def test_the_table_has_both_precisions_and_both_kinds():
 
 
 def test_another_number_is_another_fingerprint():
-    pre, minicpm = (record.fingerprint(PLACEMENTS[name]) for name in ("pre", "minicpm"))
+    pre, minicpm = (proofs.fingerprint(PLACEMENTS[name]) for name in ("pre", "minicpm"))
     assert pre != minicpm and len(pre) == 12
-    assert record.fingerprint(PLACEMENTS["minicpm"], 5) != minicpm
+    assert proofs.fingerprint(PLACEMENTS["minicpm"], 5) != minicpm

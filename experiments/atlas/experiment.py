@@ -1,7 +1,8 @@
 """What is there? A page for every placement and every norm of the tables, made from them alone.
 
 Question: what does each row put into the equation, where does it come from, where is it in the
-code, and what does it do to a small decoder at initialization?
+code, what was it compared with, what does it do to a small decoder at initialization, and at which
+learning rates does that train?
 
 Command: python launch.py --experiment=atlas
          python launch.py --experiment=atlas --config.atlas.rows=pre,keel
@@ -31,9 +32,10 @@ class AtlasConfig:
 
 
 PRESETS = {
-    "default": ("every row, 8 blocks, 16 features, 3 seeds", {}),
+    "default": ("every row, 8 blocks, 16 features, 3 seeds; trained for 60 steps at 6 rates", {}),
     "tiny": ("every row, 2 blocks, 8 features, 1 seed", {
         "atlas.depth": 2, "atlas.width": 8, "atlas.tokens": 3, "atlas.seeds": 1,
+        "atlas.train_depths": (),
     }),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.atlas import block, source
-from experiments.atlas.profile import config_of, profile
+from experiments.atlas import block, proofs, source
+from experiments.atlas.profile import LAST, STEPS, Rows, config_of, profile, trained
 from experiments.atlas.setting import Atlas
 from normjax.equation import FACTORS, SLOTS
 from normjax.errors import UserError
@@ -30,6 +31,8 @@ from normjax.reporting.html import Page, Section
 from normjax.reporting.palette import BLUE, ORANGE, Look
 from normjax.reporting.pictures import Axis, Panel
 from normjax.reporting.tables import facts, tag
+from normjax.reporting.wording import counted
+from normjax.runs import machine
 
 _STYLE = """
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); gap: 1rem; }
@@ -55,7 +58,8 @@ class Card:
 def write(
     folder: Path, placements: Sequence[str], norms: Sequence[str], config: Atlas, command: str
 ) -> Path:
-    """Write ``atlas/NAME.html`` of every row, ``atlas.csv`` and ``atlas.html``; return the last.
+    """Write ``atlas/NAME.html`` of every row, ``atlas.csv``, ``atlas_trained.csv`` and
+    ``atlas.html``; return the last.
 
     A norm that has the name of a placement gets ``atlas/norm-NAME.html``.
 
@@ -63,15 +67,22 @@ def write(
       UserError: a ladder that is no CSV with a column "placement".
     """
     rungs = _ladder(config.ladder)
-    cards, numbers = [], []
-    for name in placements:
-        card, rows = _placement(folder, name, config, rungs, command)
-        cards.append(card)
-        numbers += [{"placement": name} | row for row in rows]
+    cards, numbers, runs = [], [], []
+    # Most of the time is compiling: two rows at once. Drawing is not for threads.
+    with ThreadPoolExecutor(min(2, machine.usable_cores())) as pool:
+        found = [pool.submit(_measured, name, config) for name in placements]
+        for name, future in zip(placements, found, strict=True):
+            own = future.result()
+            cards.append(_placement(folder, name, own, config, rungs, command))
+            numbers += [{"placement": name} | row for row in own.by_depth]
+            runs += [{"placement": name} | row for row in own.trained]
     cards += [_norm(folder, name, command) for name in norms]
     columns = ("placement", "depth", *NUMBERS)
     lines = ([row.get(column) for column in columns] for row in numbers)
     tables.write_text(folder / "atlas.csv", tables.csv_text(columns, lines))
+    columns = ("placement", "depth", "rate", "loss")
+    lines = ([row[column] for column in columns] for row in runs)
+    tables.write_text(folder / "atlas_trained.csv", tables.csv_text(columns, lines))
     sections = []
     for number, group in enumerate(dict.fromkeys(card.group for card in cards), 1):
         own = [_shown(card) for card in cards if card.group == group]
@@ -107,18 +118,39 @@ def _ladder(path: str) -> list[dict[str, str]]:
 # --- a placement ----------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What was measured of a placement, see profile.py, or why it was not."""
+
+    by_depth: Rows = dataclasses.field(default_factory=list)
+    spectra: Rows = dataclasses.field(default_factory=list)
+    trained: Rows = dataclasses.field(default_factory=list)
+    why_not: str = ""
+
+
+def _measured(name: str, config: Atlas) -> Measured:
+    try:
+        decoder = config_of(name, config.depth, config.width)
+        by_depth, spectra = profile(decoder, config.tokens, config.seeds)
+        runs = trained(name, config.train_depths, config.width, config.seeds)
+    except UserError as error:
+        return Measured(why_not=f"Its profile cannot be measured: {error}")
+    return Measured(by_depth, spectra, runs)
+
+
 def _placement(
-    folder: Path, name: str, config: Atlas, rungs: Sequence[Mapping[str, str]], command: str
-) -> tuple[Card, list[dict[str, Any]]]:
+    folder: Path, name: str, own: Measured, config: Atlas, rungs: Sequence[Mapping[str, str]],
+    command: str,
+) -> Card:  # fmt: skip
     row, decoder = PLACEMENTS[name], config_of(name, config.depth, config.width)
-    rows, said = decoder.record(), []
+    rows, said = decoder.record(), [own.why_not]
     figure = block.figure(rows, decoder.rows, name, row.title)
     picture = _saved(folder, figure, command)
-    try:
-        measured = profile(decoder, config.tokens, config.seeds)
-        said = _profile(folder, name, measured, config, command)
-    except UserError as error:
-        measured, said = [], [f"Its profile cannot be measured: {error}"]
+    if own.by_depth:
+        said = [
+            _profile(folder, name, own.by_depth, config, command),
+            _spectra(folder, name, own, config, command),
+        ]
     sections = [
         Section("equation", "Equation", [
             tag("p", explanations.equation(rows), cls="equation"),
@@ -128,17 +160,44 @@ def _placement(
             f"In a decoder of {config.depth} blocks.", _held_table(rows["placement"]),
             facts(_facts(row, decoder, rows)),
         ]),
+        Section("proof", "Compared with", _proofs(name)),
         Section("profile", "At initialization", said),
         Section("code", "In the code", _code(folder, "placement", name)),
     ]  # fmt: skip
-    own = [rung for rung in rungs if rung["placement"] in (name, row.title)]
-    if own:
-        shown = tables.Table([tables.view(k, lambda r, k=k: r[k]) for k in own[0]])
-        sections.insert(3, Section("ladder", "Trained", [shown(own)]))
+    if own.trained:
+        figure = _trained(folder, name, own.trained, config, command)
+        sections.insert(-1, Section("trained", "In its first steps", [figure]))
+    climbed = [rung for rung in rungs if rung["placement"] in (name, row.title)]
+    if climbed:
+        shown = tables.Table([tables.view(k, lambda r, k=k: r[k]) for k in climbed[0]])
+        sections.insert(-1, Section("ladder", "On the ladder", [shown(climbed)]))
     style = f"#{name} .scroll > svg {{ width: auto; height: 30rem; min-width: 0; }}"
     link = _page(folder, name, row.title, row.summary or row.source, sections, command, style)
-    group = "Placements of one stream" if row.streams is None else "Placements of several streams"
-    return Card(group, row.title, row.summary or row.source, link, _picture(name)), measured
+    group = "Placements of one stream" if decoder.rows == 1 else "Placements of several streams"
+    return Card(group, row.title, row.summary or row.source, link, _picture(name))
+
+
+def _proofs(name: str) -> list[Any]:
+    lines = proofs.of(name)
+    if not lines:
+        return [
+            "No stored comparison with a model of the transformers library is of this row as it is;"
+            " tests/test_catalogue.py holds it against its formula, written a second time."
+        ]
+    table = tables.Table([
+        tables.view("Model", lambda x: x["model_type"]),
+        tables.view("What", lambda x: x["compared"] + f" ({x['note']})" * bool(x["note"])),
+        tables.view("In", lambda x: x["dtype"]),
+        tables.view("Largest difference", lambda x: x["difference"]),
+        tables.view("Tolerance", lambda x: x["tolerance"]),
+    ])  # fmt: skip
+    versions = {f"transformers {x['transformers']}, torch {x['torch']}" for x in lines}
+    return [
+        table(lines),
+        f"Tiny random models of {', '.join(sorted(versions))}, all parameters moved from their"
+        " start. Residual scheme: the branches return what theirs did; all between them is ours."
+        f" Differences are relative to the largest entry. Stored by {proofs.COMMAND}.",
+    ]
 
 
 def _facts(row: Any, decoder: Any, rows: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -163,7 +222,7 @@ def _facts(row: Any, decoder: Any, rows: Mapping[str, Any]) -> list[tuple[str, s
     ]  # fmt: skip
 
 
-_LETTERS = dict(zip(SLOTS, "NQSPU", strict=True)) | FACTORS | {"read": "R", "inner_norms": ""}
+_LETTERS = dict(zip(SLOTS, "NQSPU", strict=True)) | FACTORS | {"read": "R", "join": "K"}
 
 
 def _held_table(place: Mapping[str, Any]) -> Any:
@@ -216,6 +275,8 @@ def held(value: Any) -> str:
             tied = ", the same in a block" * bool(value["shared"])
             made = ", through a function" * ("through" in value)
             return f"learned {over}, starts at {value['start']:.4g}{made}{tied}"
+        if "join" in value:
+            return f"{value['word']} ({value['join']})"
         if "weights" in value:
             return f"{value.get('word', '')} ({value['weights']})"
         return str(explanations.lookup(value, "shown.title", "a norm of its own"))
@@ -226,7 +287,7 @@ def held(value: Any) -> str:
 
 def _profile(
     folder: Path, name: str, measured: Sequence[dict[str, Any]], config: Atlas, command: str
-) -> list[Any]:
+) -> html.Picture:
     words = ("rms of the stream", "rms singular value", "mean log10 singular value",
              "zero singular values", "gradient norm of a block")  # fmt: skip
     panels = [
@@ -250,7 +311,67 @@ def _profile(
         f" are zero to rounding: {measured[-1]['zeros']:.3g} of them at the end."
     )
     figure = Figure(f"{name}_profile", "Profile by depth", caption, canvas, columns, lines)
-    return [_saved(folder, figure, command)]
+    return _saved(folder, figure, command)
+
+
+_DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)), (0, (8, 2)), (0, (3, 3)))
+
+
+def _by_depth(rows: Rows) -> tuple[Rows, dict[str, Look]]:
+    """Return rows with a name for their depth, and a look of each, from light to dark."""
+    depths = list(dict.fromkeys(row["depth"] for row in rows))
+    shades = ("#a6cee3", "#56b4e9", "#0072b2", "#08306b", "#1a1a1a", "#8c6d4f", "#b33a3a")
+    names = [counted(depth, "block") for depth in depths]
+    shades = shades[-len(depths) :] if len(depths) > 4 else shades[1 : 1 + len(depths)]
+    looks = {
+        word: Look(shade, mark, dash)
+        for word, shade, dash, mark in zip(names, shades, _DASHES, ".ovs^D", strict=False)
+    }
+    return [r | {"variant": names[depths.index(r["depth"])]} for r in rows], looks
+
+
+def _spectra(folder: Path, name: str, own: Measured, config: Atlas, command: str) -> html.Picture:
+    rows, looks = _by_depth(own.spectra)
+    panel = Panel(rows, "singular values of a token's Jacobian")
+    with drawing.style():
+        canvas = pictures.lines(
+            [panel], looks, Axis("share", "share of the values that are as large or larger"),
+            Axis("value", scale="log"), height=3.2,
+        )  # fmt: skip
+    caption = (
+        "From block 1 to that many blocks: the k-th largest, median over tokens and seeds; what is"
+        " zero to rounding is left out. A vertical distance is a factor between directions."
+    )
+    columns = ("depth", "share", "value")
+    lines = [[row[column] for column in columns] for row in own.spectra]
+    figure = Figure(f"{name}_spectrum", "Spectrum", caption, canvas, columns, lines)
+    return _saved(folder, figure, command)
+
+
+def _trained(folder: Path, name: str, measured: Rows, config: Atlas, command: str) -> html.Picture:
+    top = 2 * np.log(32)
+    rows, looks = _by_depth(
+        [r | {"y": None if r["loss"] is None else min(r["loss"], top)} for r in measured]
+    )
+    with drawing.style():
+        canvas = pictures.lines(
+            [Panel(rows, "loss by learning rate")], looks, Axis("rate", "learning rate", "log"),
+            Axis("y", limits=(1.0, top), marks=[(np.log(32), "ln 32"), (np.log(4), "ln 4")]),
+            height=3.0,
+        )  # fmt: skip
+    lost = sum(r["loss"] is None for r in measured)
+    caption = (
+        f"Mean of the last {LAST} of {STEPS} steps and of {config.seeds} seeds, AdamW, gradients"
+        f" clipped, {config.width} features, words of a Markov chain with four successors of each"
+        " symbol: ln 4 is all that can be had of it, ln 32 is what knows nothing. Losses above 2 ln"
+        " 32 are drawn there"
+        + f"; {counted(lost, 'run')} without a finite loss" * bool(lost)
+        + ". So few steps show where training breaks, not which placement ends best."
+    )
+    columns = ("depth", "rate", "loss")
+    lines = [[row[column] for column in columns] for row in measured]
+    figure = Figure(f"{name}_trained", "First steps", caption, canvas, columns, lines)
+    return _saved(folder, figure, command)
 
 
 # --- a norm ---------------------------------------------------------------------------------------
@@ -300,7 +421,7 @@ def _norm(folder: Path, name: str, command: str) -> Card:
 
 
 def _norm_figure(row: Norm, stem: str, x: np.ndarray, drawn: Mapping[str, Any]) -> Figure:
-    scales, started = np.linspace(0.02, 4, 100), row.started(_FEATURES)
+    scales, started, exact = np.linspace(0.02, 4, 100), row.started(_FEATURES), row.exact()
     with jax.enable_x64(True):
         cases = {"as it starts": started, "parameters drawn": drawn}
         if not row.parameters:
@@ -309,7 +430,7 @@ def _norm_figure(row: Norm, stem: str, x: np.ndarray, drawn: Mapping[str, Any]) 
         for word, own in cases.items():
             held = {k: jnp.asarray(v) for k, v in own.items()}
             y = row(jnp.asarray(scales[:, None] * x), held, 1e-6)
-            J = jax.jacfwd(lambda z, held=held: row(z, held, 1e-6))(jnp.asarray(x))
+            J = jax.jacfwd(lambda z, held=held: exact(z, held, 1e-6))(jnp.asarray(x))
             values = np.linalg.svd(np.asarray(J), compute_uv=False)
             listed += [("output", word, float(s), float(v))
                        for s, v in zip(scales, y[:, 0], strict=True)]  # fmt: skip

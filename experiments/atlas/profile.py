@@ -97,9 +97,9 @@ def trained(placement: str, depths: tuple[int, ...], width: int, seeds: int) -> 
         def run(rate: Any, seed: Any, model: Any = model, rule: Any = rule) -> Any:
             def step(held: Any, given: Any) -> Any:
                 (params, state), (batch, size) = held, given
-                loss, slope = jax.value_and_grad(
-                    lambda p: jnp.mean(token_losses(model, p, batch))
-                )(params)
+                loss, slope = jax.value_and_grad(lambda p: jnp.mean(token_losses(model, p, batch)))(
+                    params
+                )
                 moved, state = rule.update(slope, state, params)
                 params = jax.tree.map(lambda p, m: p - size * rate * m, params, moved)
                 return (model.after_step(params), state), loss
@@ -112,7 +112,8 @@ def trained(placement: str, depths: tuple[int, ...], width: int, seeds: int) -> 
         found = np.asarray(jax.jit(every)(jnp.asarray(RATES), jnp.arange(seeds)))
         for rate, losses in zip(RATES, found, strict=True):
             whole = bool(np.all(np.isfinite(losses)))
-            out.append({"depth": depth, "rate": rate, "loss": float(losses.mean()) if whole else None})
+            loss = float(losses.mean()) if whole else None
+            out.append({"depth": depth, "rate": rate, "loss": loss})
     return out
 
 

@@ -16,4 +16,8 @@ class Atlas:
     width: int = field(16, "its features; a multiple of 4", least=4, most=64)
     tokens: int = field(4, "of the sequence", least=1, most=64)
     seeds: int = field(3, "initializations", least=1, most=64)
+    train_depths: tuple[int, ...] = field(
+        (2, 8), "blocks of the decoders that are trained for a few steps; none: nothing is trained",
+        least=1, most=64, fewest=0,
+    )  # fmt: skip
     ladder: str = field("", "a ladder.csv whose lines are shown; empty: none")

@@ -13,14 +13,14 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import torch
 import transformers
 
-from tests.parity import record
+from experiments.atlas import proofs
 from tests.parity.comparisons import NO_ROWS, cases, compare, row_of
 
 
 def main() -> int:
     """Print the table; return 1 where a row differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"store it as {record.PATH.name}")
+    parser.add_argument("--write", action="store_true", help=f"store it as {proofs.PATH.name}")
     arguments = parser.parse_args()
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
     print(f"{'row':20}{'model':18}{'compared':22}{'dtype':9}{'difference':>11}{'tolerance':>11}")
@@ -37,7 +37,7 @@ def main() -> int:
             flush=True,
         )
         lines.append({
-            "row": c.row, "fingerprint": record.fingerprint(row_of(c)), "model_type": c.model_type,
+            "row": c.row, "fingerprint": proofs.fingerprint(row_of(c)), "model_type": c.model_type,
             "transformers": transformers.__version__, "torch": torch.__version__.split("+")[0],
             "compared": compared, "note": c.note, "dtype": found.dtype,
             "difference": f"{found.largest:.1e}", "tolerance": f"{found.tolerance:.1e}",
@@ -45,8 +45,8 @@ def main() -> int:
     for model_type, what in NO_ROWS.items():
         print(f"no row: {model_type}: {what}")
     if arguments.write and not wrong:
-        record.write(lines)
-        print(f"wrote {record.PATH}")
+        proofs.write(lines)
+        print(f"wrote {proofs.PATH}")
     return int(wrong > 0)
 
 

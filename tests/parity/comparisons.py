@@ -13,7 +13,7 @@ import torch
 from normjax.placements import PLACEMENTS
 from tests.parity import maps
 from tests.parity.maps import Map
-from tests.parity.replay import largest, replayed, watch
+from tests.parity.replay import Seen, largest, replayed, watch
 from tests.parity.tiny_models import (
     DEPTH,
     EPS,
@@ -52,6 +52,8 @@ class Comparison:
       gains: by branch, of theirs, what is counted to the branch's last matrix: 1 + g.
       row_of: a stream of ours that theirs has as its only one.
       prepared: what is done to their model first.
+      placed: what is done to our parameters.
+      reads_only: whether only what branches read is compared.
       note: what the comparison leaves out, or changes.
     """
 
@@ -69,6 +71,8 @@ class Comparison:
     gains: dict[str, str] = dataclasses.field(default_factory=dict)
     row_of: int | None = None
     prepared: Callable[[torch.nn.Module], None] | None = None
+    placed: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    reads_only: bool = False
     note: str = ""
 
     @property
@@ -84,6 +88,14 @@ def _without_eps(model: torch.nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "variance_epsilon"):
             module.variance_epsilon = 0.0
+
+
+def _without_layer_inputs(model: torch.nn.Module) -> None:
+    """Equal streams at the start, and nothing of a layer's own input."""
+    for projection in model.model.altup_projections:
+        projection.weight.data.copy_(torch.eye(WIDTH))
+    for layer in model.model.layers:
+        layer.post_per_layer_input_norm.weight.data.zero_()
 
 
 def _scaled(function: Callable[[int], float]) -> dict[str, Any]:
@@ -209,6 +221,11 @@ COMPARISONS = [
         "deepseek_v4", "mhc", maps.PRE | maps.streams(True), maps.FINAL | maps.GATED_HEAD,
     ),
     Comparison(
+        "gemma3n_text", "altup", maps.SANDWICH | maps.GEMMA3N, maps.FINAL,
+        prepared=_without_layer_inputs, placed=maps.one_block_later, reads_only=True,
+        note="without its inputs of each layer, streams equal at the start; what branches read",
+    ),
+    Comparison(
         "hy_v4", "ihc", maps.PRE | maps.streams(False), maps.FINAL | maps.GATED_HEAD,
         note="1e-6 for eps of all norms, where it ships 1e-5",
     ),
@@ -252,7 +269,7 @@ def compare(c: Comparison, wide: bool, whole: bool, **changes: Any) -> Result:
         c.prepared(model)
     given = tokens()
     seen = watch(c.model_type, model, given, wide)
-    held = maps.values(c.model_type, model, c.blocks, c.others)
+    held = c.placed(maps.values(c.model_type, model, c.blocks, c.others))
     eps = MIXING_EPS if seen.states.ndim == 5 else EPS
     config: dict[str, Any] = {"placement": c.row, "norm": "rmsnorm", "norm_eps": eps} | c.config
     if whole:
@@ -273,22 +290,30 @@ def compare(c: Comparison, wide: bool, whole: bool, **changes: Any) -> Result:
         config |= {"positions": "none"} | changes
         logits, taps = replayed(held, own, given.numel(), wide, returned, **config)
     blocks = taps["blocks"]
-    states = blocks["mlp"]["after"].reshape(*seen.states.shape[:3], -1, WIDTH)
-    states = states[..., c.row_of, :] if c.row_of is not None else states
     difference = {
         f"{branch} reads": largest(blocks[branch]["read"], c.unit * seen.read[branch])
         for branch in seen.read
-    } | {
-        "states": largest(states.reshape(seen.states.shape), c.unit * seen.states),
-        "output layer reads": largest(
-            taps["final" if "final" in taps else "last"], c.unit * seen.head
-        ),
     }
+    if not c.reads_only:
+        difference |= _after(c, seen, taps)
     if whole:
         difference["logits"] = largest(logits, seen.logits)
     roundoff = np.finfo(np.float64 if wide else np.float32).eps
     tolerance = float(ROUNDOFFS[whole] * 2 * DEPTH * roundoff)
     return Result(c, whole, "float64" if wide else "float32", difference, tolerance)
+
+
+def _after(c: Comparison, seen: Seen, taps: dict[str, Any]) -> dict[str, float]:
+    """Return the differences of the stream after every block and of what the head reads."""
+    blocks = taps["blocks"]
+    states = blocks["mlp"]["after"].reshape(*seen.states.shape[:3], -1, WIDTH)
+    states = states[..., c.row_of, :] if c.row_of is not None else states
+    return {
+        "states": largest(states.reshape(seen.states.shape), c.unit * seen.states),
+        "output layer reads": largest(
+            taps["final" if "final" in taps else "last"], c.unit * seen.head
+        ),
+    }
 
 
 def cases() -> list[tuple[Comparison, bool, bool]]:

@@ -143,3 +143,30 @@ GATED_HEAD: Map = {
     "readout_base": (lambda x: x[None], "model.hc_head.hc_base"),
     "readout_size": (lambda x: x[0], "model.hc_head.hc_scale"),
 }
+
+
+def _routed(gain: np.ndarray, router: np.ndarray) -> np.ndarray:
+    return gain[:, None] * router.T
+
+
+_ROUTER = (_routed, "altup.router_norm.weight", "altup.modality_router.weight")
+GEMMA3N: Map = {
+    "attention.read_predicts": _ROUTER,
+    "attention.read_corrects": _ROUTER,
+    "attention.read_predictions": (turned, "altup.prediction_coefs.weight"),
+    "attention.read_corrections": (turned, "altup.correction_coefs.weight"),
+    "attention.join_left": (turned, "laurel.linear_left.weight"),
+    "attention.join_right": (turned, "laurel.linear_right.weight"),
+    "attention.join_gain": "laurel.post_laurel_norm.weight",
+}
+
+
+def one_block_later(found: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters with the corrections of each block in the next one, or where streams are
+    read out: there our row has them."""
+    found = dict(found)
+    for name in ("corrects", "corrections"):
+        own = found[f"blocks.attention.read_{name}"]
+        found[f"blocks.attention.read_{name}"] = np.roll(own, 1, axis=0)
+        found[f"readout_{name}"] = own[-1]
+    return found

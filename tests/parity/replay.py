@@ -83,6 +83,8 @@ def watch(model_type: str, model: torch.nn.Module, given: torch.Tensor, wide: bo
         out = model(given)
     for handle in handles:
         handle.remove()
+    if tiny.streams_first:
+        starts, states = ([np.moveaxis(x, 0, -2) for x in each] for each in (starts, states))
     last = _numpy(out.logits if tiny.head else out.last_hidden_state)
     return Seen(
         {k: np.stack(v) for k, v in read.items()}, {k: np.stack(v) for k, v in returned.items()},

@@ -66,10 +66,16 @@ def _more(write):
     return write
 
 
+DRAWN = (
+    "_projection", ".gate", "_predicts", "_corrects", "_predictions", "_corrections", "_left",
+    "_right",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("c", COMPARISONS, ids=lambda c: c.name)
 def test_a_scheme_starts_where_the_library_starts_it(c):
-    """What the library draws (projections of gates, Muse Spark's gates) starts around zero, with
-    the standard deviation of its config; ours with that of the row, or at zero."""
+    """What the library draws (matrices of gates and routers, Muse Spark's gates) starts around
+    zero, with the standard deviation of its config; ours with that of the row, or at zero."""
     model = build(c.model_type, False, disturbed=False, **c.keywords)
     theirs = maps.values(c.model_type, model, c.blocks, c.others)
     config = {"depth": DEPTH, "width": WIDTH, "heads": HEADS, "placement": c.row} | c.config
@@ -81,7 +87,7 @@ def test_a_scheme_starts_where_the_library_starts_it(c):
         if np.ptp(start) < 1e-6:
             np.testing.assert_allclose(ours, start, rtol=1e-6, atol=1e-7)
         else:
-            assert name.endswith(("_projection", ".gate")), name
+            assert name.endswith(DRAWN), name
             spread, four_errors = model.config.initializer_range, 4 / start.size**0.5
             assert abs(np.mean(start)) < four_errors * spread
             assert np.std(start) == pytest.approx(spread, rel=four_errors)

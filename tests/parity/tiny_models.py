@@ -60,6 +60,7 @@ class Tiny:
       without: keys of :data:`COMMON` that the config has under another name.
       layers, head, embedding: where the layers, the output layer and the token embedding are.
       attention, mlp: names of the branches in a layer.
+      streams_first: whether a state of several streams is (n, B, T, D); else (B, T, n, D).
     """
 
     module: str
@@ -72,6 +73,7 @@ class Tiny:
     embedding: str = "model.embed_tokens"
     attention: str = "self_attn"
     mlp: str = "mlp"
+    streams_first: bool = False
 
 
 COMMON: dict[str, Any] = {
@@ -184,6 +186,17 @@ MODELS: dict[str, Tiny] = {
             "moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
             "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2,
         },
+    ),
+    "gemma3n_text": Tiny(
+        "gemma3n", "Gemma3nTextConfig", "Gemma3nForCausalLM",
+        _GROUPED | _EIGHT | {
+            "rms_norm_eps": MIXING_EPS, "laurel_rank": 64, "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 0,
+            "activation_sparsity_pattern": None, "layer_types": _SLIDING, "sliding_window": 4,
+            "hidden_activation": "silu",
+            "rope_parameters": {"sliding_attention": _ROTARY, "full_attention": _ROTARY},
+        },
+        streams_first=True,
     ),
     "glm5_next_text": Tiny(
         "glm5_next", "Glm5NextTextConfig", "Glm5NextTextModel",

@@ -1,17 +1,21 @@
-"""The table of what was compared: ``experiments/atlas/parity.csv``. Needs neither torch nor JAX's
-64-bit mode; a page or a test can read it anywhere."""
+"""What rows were compared with: the stored table of ``make test-parity``, read for a page.
+
+A line counts only while the row is what was compared: it carries a fingerprint of it.
+"""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from normjax.decoder_config import decided
+from normjax.placements import PLACEMENTS
 
-PATH = Path(__file__).parent.parent.parent / "experiments" / "atlas" / "parity.csv"
+PATH = Path(__file__).parent / "parity.csv"
 COLUMNS = (
     "row", "fingerprint", "model_type", "transformers", "torch", "compared", "note", "dtype",
     "difference", "tolerance",
@@ -29,13 +33,19 @@ def read(path: Path = PATH) -> list[dict[str, str]]:
     """Return the lines of the table; none where it was never written."""
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def write(lines: list[dict[str, str]], path: Path = PATH) -> None:
+def write(lines: Sequence[dict[str, str]], path: Path = PATH) -> None:
     """Write the lines of the table."""
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
+
+
+def of(name: str) -> list[dict[str, str]]:
+    """Return the lines of a placement that are of the row as it is now."""
+    now = fingerprint(PLACEMENTS[name])
+    return [line for line in read() if (line["row"], line["fingerprint"]) == (name, now)]
