@@ -502,15 +502,20 @@ class Decoder:
         "before", H; "mixed", R(H); "read", what F reads; "output", what F returns; "branched", Q of
         it; "written", B of that; "sum", what P reads; "after", H'. All (B, T, D) or (B, T, n D).
         """
+        shown = self.shown(layer, h, sublayer)
+        return {k: v for k, v in shown.items() if not isinstance(v, dict)}
+
+    def shown(self, layer: Layer, h: Array, sublayer: str) -> Params:
+        """Return the same, and in "branch" what the branch shows: attention "logits" and
+        "probabilities" (B, K, G T, T), the MLP "hidden" (B, T, F)."""
         params, factors = layer
         _, seen = SubLayer(self.config, sublayer).apply(
-            {"params": params[sublayer]},
-            h,
-            factors[sublayer],
-            _shared(params),
+            {"params": params[sublayer]}, h, factors[sublayer], _shared(params),
             mutable=(DIAGNOSTICS,),
+        )  # fmt: skip
+        return jax.tree.map(
+            lambda x: x[0], seen[DIAGNOSTICS], is_leaf=lambda x: isinstance(x, tuple)
         )
-        return {k: v[0] for k, v in seen[DIAGNOSTICS].items() if isinstance(v, tuple)}
 
     def pieces(
         self, params: Params, block: int, sublayer: str

@@ -24,8 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("normjax", "experiments", "tests")
@@ -194,22 +195,28 @@ def _places(
                 yield from _places(child, refuses)
 
 
-def changes(file: str, text: str) -> Iterator[Change]:
-    """Yield every change of a file."""
+def changes(file: str, text: str, only: Container[int] | None = None) -> Iterator[Change]:
+    """Yield every change of a file, or those of some numbers: most of the time is writing one."""
     tree, lines = ast.parse(text), text.splitlines()
-    for parent, field, index, child in _places(tree):
-        if not hasattr(child, "lineno"):
+    for number, (parent, field, index, child, found) in enumerate(_ways(tree)):
+        if only is not None and number not in only:
             continue
-        first, last = child.lineno, child.end_lineno
-        for found in replacements(child):
-            _put(parent, field, index, found)
-            changed = ast.unparse(tree)
-            _put(parent, field, index, child)
-            shown = " ".join(line.strip() for line in lines[first - 1 : last])
-            yield Change(
-                file, first, shown[:160],
-                f"{_short(child)}  ->  {_short(found)}", changed + "\n",
-            )  # fmt: skip
+        _put(parent, field, index, found)
+        changed = ast.unparse(tree)
+        _put(parent, field, index, child)
+        first = child.lineno
+        shown = " ".join(line.strip() for line in lines[first - 1 : child.end_lineno])
+        yield Change(
+            file, first, shown[:160], f"{_short(child)}  ->  {_short(found)}", changed + "\n"
+        )
+
+
+def _ways(tree: ast.AST) -> Iterator[tuple[Any, str, int | None, Any, ast.AST]]:
+    """Yield where each change of a tree is, and what it puts there."""
+    for parent, field, index, child in _places(tree):
+        if hasattr(child, "lineno"):
+            for found in replacements(child):
+                yield parent, field, index, child, found
 
 
 def _put(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> None:
@@ -225,9 +232,18 @@ def _short(node: ast.AST) -> str:
 
 def sample(tree: Path, files: Sequence[str], count: int, seed: str) -> list[Change]:
     """Return changes drawn without order from all of the files, no two of them in one line."""
-    every = [change for file in files for change in changes(file, (tree / file).read_text())]
+    texts = {file: (tree / file).read_text() for file in files}
+    every = [
+        (file, child.lineno, number) for file, text in texts.items()
+        for number, (_, _, _, child, _) in enumerate(_ways(ast.parse(text)))
+    ]  # fmt: skip
     random.Random(seed).shuffle(every)
-    return list({(c.file, c.line): c for c in reversed(every)}.values())[::-1][:count]
+    chosen = list({each[:2]: each for each in reversed(every)}.values())[::-1][:count]
+    made = {}
+    for file, text in texts.items():
+        own = sorted(number for of, _, number in chosen if of == file)
+        made |= zip([(file, n) for n in own], changes(file, text, own), strict=True)
+    return [made[file, number] for file, _, number in chosen]
 
 
 # --- what notices ---------------------------------------------------------------------------------

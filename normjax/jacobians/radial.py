@@ -35,6 +35,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 
 from normjax.errors import UserError, whole_number
@@ -165,21 +166,33 @@ def radial_report(
     if whole_number("probes", probes) < 2:
         raise UserError(f"probes={probes}: must be at least 2 for a standard error")
     read = _forgotten("h", h, norm)
-    u = read[..., 0]
     with jax.enable_x64(True):
         found = prepared(fn, h, 1)
         name, out, shape = found.of.name, found.value, found.of.point.shape
         if out.shape != shape:
             raise UserError(f"{name}: returns shape {out.shape} for {shape}; must keep the shape")
         write = _forgotten(f"{name}(h)", out, norm)
-        v = write[..., 0]
-        push = found.push
-        radial = np.asarray(push(jnp.asarray(u)))
-        pulled = found.pull(jnp.asarray(v))
-        z = np.random.default_rng(seed).choice([-1.0, 1.0], size=(probes, *u.shape))
-        # One at a time: memory stays that of one product, and compiled parts are reused.
-        images = np.stack([np.asarray(push(jnp.asarray(p))) for p in _tangential(z, read)])
-        pulled = np.asarray(pulled)
+        return report_of(found.push, found.pull, read, write, probes, seed)
+
+
+def report_of(
+    push: Callable[[Array], Array], pull: Callable[[Array], Array], read: Floats, write: Floats,
+    probes: int, seed: int,
+) -> RadialReport:  # fmt: skip
+    """Return the four gains of a derivative that is given by its products; under 64-bit mode.
+
+    Args:
+      push, pull: J v and J^T w for v and w of the point's shape.
+      read, write: (..., d, m) orthonormal, what is radial at the point and at its image.
+      probes, seed: as for :func:`radial_report`.
+    """
+    u, v = read[..., 0], write[..., 0]
+    radial = np.asarray(push(jnp.asarray(u)))
+    pulled = pull(jnp.asarray(v))
+    z = np.random.default_rng(seed).choice([-1.0, 1.0], size=(probes, *u.shape))
+    # One at a time: memory stays that of one product, and compiled parts are reused.
+    images = np.stack([np.asarray(push(jnp.asarray(p))) for p in _tangential(z, read)])
+    pulled = np.asarray(pulled)
     for name, array in (("radial", radial), ("pulled", pulled), ("probes", images)):
         as_float64(f"derivative of fn ({name})", array)
     size, (radial, pulled, images) = _to_one(radial, pulled, images)
