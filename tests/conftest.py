@@ -5,14 +5,23 @@ and in the processes that tests start, except in modules that name the fixture `
 in all of them under ``make test-all``.
 """
 
+import atexit
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Many tests compile the same programs. They share a folder of them, made anew in every run: of both
+# workers and of what tests start, as JAX reads these itself. No test depends on it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _programs = tempfile.mkdtemp(prefix="normjax-programs-")
+    atexit.register(shutil.rmtree, _programs, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax
 import matplotlib
