@@ -275,7 +275,8 @@ def _olmo2(s: Settings) -> Fields:
 
 
 def _gemma(s: Settings) -> Fields:
-    fields = _rotary(s, placement="sandwich", norm="rmsnorm_offset")
+    row = "rmsnorm_offset" if s.flag("gains_from_one", True) else "rmsnorm"
+    fields = _rotary(s, placement="sandwich", norm=row)
     s.only("use_bidirectional_attention", False, why="our attention is causal")
     scale = s.number("query_pre_attn_scalar", 256.0) ** -0.5
     return fields | {

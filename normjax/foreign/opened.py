@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Source:
       path: as it was given.
       form: "safetensors" or "gguf".
       files: bytes of each file of weights, by name.
-      config_sha256: of what it says of its model: config.json, or the GGUF file's header values.
+      config_sha256: of what config.json or a GGUF file's header says, as sorted JSON.
     """
 
     path: Path
@@ -64,7 +65,10 @@ class OpenedModel:
             raise listed(settings.problems, argument)
         self.vocabulary, self.window = fields.pop("vocabulary"), fields.pop("window")
         config = DecoderConfig(**fields)
-        self._decoder = Decoder(config, self.vocabulary, self.window)
+        try:
+            self._decoder = Decoder(config, self.vocabulary, self.window)
+        except UserError as error:
+            raise UserError(f"{argument}: as our decoder, {error}") from None
         self.config = self._decoder.config
         self._places = _Places(row, settings, fields, tensors)
         self._shapes = dict(_flat(parameter_shapes(self._decoder)))
@@ -117,8 +121,8 @@ class OpenedModel:
         stored = self._tensors.read(theirs)
         if not np.isfinite(stored).all():
             raise UserError(
-                f"{self.argument}: {theirs} of shape {stored.shape} holds NaN or infinity; download"
-                " the checkpoint again"
+                f"{self.argument}: {self._tensors.called(theirs)} of shape {stored.shape} holds NaN"
+                " or infinity; download the checkpoint again"
             )
         return np.ascontiguousarray(part.read(stored, shape))
 
@@ -177,17 +181,22 @@ class _Places:
         for theirs, wanted in self._wanted(shapes, depth):
             used.add(theirs)
             if theirs not in self.there:
-                out.append(f"{theirs} is missing; expected with shape {wanted}")
+                called = self.tensors.called(theirs)
+                out.append(f"{called} is missing; expected with shape {wanted}")
                 continue
-            found = self.tensors.tensor(theirs).shape
-            if found != wanted:
-                out.append(f"{theirs} has shape {found}; expected {wanted}")
+            found, called = self.tensors.tensor(theirs), self.tensors.called(theirs)
+            if found.shape != wanted:
+                out.append(f"{called} has shape {found.shape}; expected {wanted}")
+            if found.dtype not in self.tensors.dtypes:
+                allowed = ", ".join(self.tensors.dtypes)
+                out.append(f"{called} is stored as {found.dtype}; must be one of {allowed}")
         if self.head is not None:
             used.add(self.head)
         for name in self.there:
             if name not in used and not self.row.is_ignored(name):
                 found = self.tensors.tensor(name)
-                out.append(f"{name} of shape {found.shape} has no place in our decoder")
+                called = self.tensors.called(name)
+                out.append(f"{called} of shape {found.shape} has no place in our decoder")
         return out
 
     def _wanted(
@@ -220,11 +229,11 @@ def open_model(path: str | Path, argument: str = "model") -> OpenedModel:
     tensors = open_tensors(path, said)
     if isinstance(tensors, Gguf):
         settings, held = translated(tensors, said)
-        digest = hashlib.sha256(repr(sorted(tensors.values.items())).encode()).hexdigest()
+        values = tensors.values
     else:
         values = read_json(path / "config.json", said, MOST_CONFIG)
         settings, held = Settings(values), tensors
-        digest = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     files = {each.name: each.stat().st_size for each in tensors.files}
     return OpenedModel(held, settings, Source(path, tensors.form, files, digest), said)
 

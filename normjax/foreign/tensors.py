@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,13 +50,19 @@ class Tensors(Protocol):
     Attributes:
       form: "safetensors" or "gguf".
       files: those that hold the tensors.
+      dtypes: how tensors may be stored that are read.
     """
 
     form: str
-    files: tuple[Path, ...]
+    files: Sequence[Path]
+    dtypes: Sequence[str]
 
     def names(self) -> list[str]:
         """Return the names, in order."""
+        ...
+
+    def called(self, name: str) -> str:
+        """Return what a tensor, there or not, is called in the file."""
         ...
 
     def tensor(self, name: str) -> Tensor:
@@ -127,6 +133,7 @@ class SafeTensors:
     """The tensors of a folder: model.safetensors, or the files that its index names."""
 
     form = "safetensors"
+    dtypes: Sequence[str] = SAFE_DTYPES
 
     def __init__(self, folder: Path, argument: str) -> None:
         self.argument, self.folder = argument, folder
@@ -148,10 +155,13 @@ class SafeTensors:
             self._add(folder / name)
         if named is not None:
             self._check_index(named)
-        self.files = tuple(folder / name for name in files)
+        self.files: Sequence[Path] = tuple(folder / name for name in files)
 
     def names(self) -> list[str]:
         return list(self._held)
+
+    def called(self, name: str) -> str:
+        return name
 
     def tensor(self, name: str) -> Tensor:
         return self._held[name]
@@ -229,7 +239,7 @@ class SafeTensors:
 
 
 @contextlib.contextmanager
-def _safe_open(path: Path, said: str) -> Iterator[Any]:
+def _safe_open(path: Path, said: str) -> Generator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -307,9 +317,11 @@ class Gguf:
     """
 
     form = "gguf"
+    dtypes: Sequence[str] = GGUF_TYPES
 
     def __init__(self, path: Path, argument: str) -> None:
-        self.argument, self.files = argument, (path,)
+        self.argument = argument
+        self.files: Sequence[Path] = (path,)
         self._data = _mapped(path, argument)
         header = _Header(self._data, argument)
         if header.take(4) != b"GGUF":
@@ -331,6 +343,9 @@ class Gguf:
 
     def names(self) -> list[str]:
         return list(self._held)
+
+    def called(self, name: str) -> str:
+        return name
 
     def tensor(self, name: str) -> Tensor:
         return self._held[name].tensor
