@@ -203,7 +203,13 @@ class Renamed:
         return list(self._stored)
 
     def called(self, name: str) -> str:
-        return self._stored.get(name, name)
+        if name in self._stored:
+            return self._stored[name]
+        stem, _, kind = name.rpartition(".")
+        if stem in self._row.ends:
+            return f"{self._row.ends[stem]}.{kind}"
+        number, _, below = stem.removeprefix(self._row.prefix).partition(".")
+        return f"blk.{number}.{self._row.layer[below]}.{kind}" if below in self._row.layer else name
 
     def tensor(self, name: str) -> Tensor:
         found = self.inner.tensor(self._stored[name])
