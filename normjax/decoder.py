@@ -50,6 +50,8 @@ Factors = dict[str, dict[str, Any]]
 Layer = tuple[Params, Factors]
 """Parameters and factors of one block."""
 
+OF_BRANCHES = ("local",)
+"""Factors that a branch is called with, where blocks differ in them."""
 BRANCHES: dict[str, Callable[..., nn.Module]] = {"attention": Attention, "mlp": MLP}
 
 
@@ -84,7 +86,8 @@ class _Values:
 
     def branch(self, x: Array) -> Array:
         x = tapped(self.module, "read", x, shifted=self.row.pre_norm is not None)
-        return BRANCHES[self.module.branch](self.config, name="branch")(x)
+        own = {k: self.factors[k] for k in OF_BRANCHES if k in self.factors}
+        return BRANCHES[self.module.branch](self.config, name="branch")(x, **own)
 
     def join(self, join: Any, x: Array, read: Array) -> Array:
         if join is None:
@@ -231,6 +234,8 @@ class DecoderModule(nn.Module):
         embed_init = nn.initializers.normal(std)
         table_VD = self.param("embedding", embed_init, (self.vocabulary, c.width), c.param_dtype)
         h = x if part == "readout" else table_VD.astype(c.dtype)[x]
+        if c.embedding_scale != 1 and part != "readout":
+            h = h * c.embedding_scale
         if c.positions == "learned" and part != "readout":
             table_TD = self.param("positions", embed_init, (self.window, c.width), c.param_dtype)
             h = h + table_TD.astype(c.dtype)[: x.shape[1]]
@@ -257,7 +262,10 @@ class DecoderModule(nn.Module):
         else:
             out_std = c.initialization.stddev(c.width, self.vocabulary)
             logits = Linear(self.vocabulary, c, out_std, wide(h.dtype), name="output")(h)
-        return softcap(logits.astype(wide(logits.dtype)), c.output_softcap)
+        logits = logits.astype(wide(logits.dtype))
+        if c.output_scale != 1:
+            logits = logits * c.output_scale
+        return softcap(logits, c.output_softcap)
 
     def _spread(self, h: Array) -> Array:
         """Return the state (B, T, n D) that begins with the embedding (B, T, D)."""
@@ -322,6 +330,9 @@ def _factors(config: DecoderConfig) -> Factors:
                     own[f"{slot}{index}"] = jnp.asarray(on)
         if config.placement_row.streams is not None:
             own["position"] = jnp.asarray([(block - 1) * len(names) + i for block in blocks])
+        if branch == "attention" and config.local_blocks:
+            local = [block in config.local_blocks for block in blocks]
+            own["local"] = True if all(local) else jnp.asarray(local)
         out[branch] = own
     return out
 
@@ -477,8 +488,12 @@ class Decoder:
         if not 1 <= block <= self.config.depth:
             raise UserError(f"block={block}: must be from 1 to {self.config.depth}")
         sliced = jax.tree.map(lambda x: x[block - 1], params.get("blocks", {}))
+        return sliced, self.factors(block)
+
+    def factors(self, block: int) -> Factors:
+        """Return the factors of one block, counted from 1: what its parameters do not say."""
         one = lambda x: x if isinstance(x, float | bool) else x[block - 1]  # noqa: E731
-        return sliced, jax.tree.map(one, _factors(self.config))
+        return jax.tree.map(one, _factors(self.config))
 
     def block(
         self, layer: Layer, h: Array, sublayer: str = "", row: Sublayer | None = None
@@ -521,13 +536,15 @@ class Decoder:
         self, params: Params, block: int, sublayer: str
     ) -> dict[str, Callable[[Array], Array]]:
         """Return the branch of a sub-layer and the norms that it has as functions, by slot."""
-        config, own = self.config, self.layer(params, block)[0][sublayer]
+        config, (held, found) = self.config, self.layer(params, block)
+        own, factors = held[sublayer], found[sublayer]
         modules: dict[str, Any] = {
             slot: (norm_layer(config, slot, norm), own.get(name, {}))
             for slot, (norm, name) in slot_norms(config, block, sublayer).items()
         }
         modules["branch"] = BRANCHES[sublayer](config), own["branch"]
-        return {name: _applied(*each) for name, each in modules.items()}
+        more = {"branch": {k: factors[k] for k in OF_BRANCHES if k in factors}}
+        return {name: _applied(*each, **more.get(name, {})) for name, each in modules.items()}
 
     def with_norms(self, function: Callable[[Norm], Norm]) -> Decoder:
         """Return it with ``function`` of every norm it has; itself where that changes none."""
@@ -561,7 +578,7 @@ class Decoder:
 
     def parameter_count(self) -> int:
         """Number of learned numbers, without making them."""
-        shapes = _shapes(self)
+        shapes = parameter_shapes(self)
         idle = 0  # a norm that only some blocks have is stored, but not used, in the others
         for branch in self.config.sublayers:
             row = self.config.placement_row.of(branch)
@@ -579,15 +596,15 @@ class Decoder:
         al. 2020, arXiv 2001.08361, section 2.1; their embedding look-up is not a product either).
         """
         c = self.config
-        flat = jax.tree_util.tree_flatten_with_path(_shapes(self))[0]
+        flat = jax.tree_util.tree_flatten_with_path(parameter_shapes(self))[0]
         weights = sum(leaf.size for path, leaf in flat if _is_kernel(path))
         weights += self.vocabulary * c.width if c.tied else 0
-        scores = 2 * c.depth * self.window * c.width if c.attention != "none" else 0
+        scores = 2 * c.depth * self.window * c.heads * c.head_width if c.attention != "none" else 0
         return 6.0 * (weights + scores)
 
 
 @functools.lru_cache(maxsize=64)
-def _shapes(model: Decoder) -> Any:
+def parameter_shapes(model: Decoder) -> Any:
     """Return the parameters' shapes, without making any: blocks are traced once, not per block."""
     return jax.eval_shape(model.init, jax.random.key(0))
 
@@ -610,9 +627,9 @@ def _shared(params: Params) -> Params:
     return {name: params[name] for name in FACTORS if name in params}
 
 
-def _applied(module: nn.Module, params: Params) -> Callable[[Array], Array]:
+def _applied(module: nn.Module, params: Params, **factors: Any) -> Callable[[Array], Array]:
     def function(x: Array) -> Array:
-        y: Any = module.apply({"params": params}, x)
+        y: Any = module.apply({"params": params}, x, **factors)
         return y
 
     return function

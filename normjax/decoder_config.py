@@ -25,6 +25,11 @@ ATTENTIONS = ("softmax", "none")
 POSITIONS = ("rotary", "learned", "none")
 FINAL_NORMS = ("auto", "on", "off")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+LATER = (
+    "head_features", "attention_scale", "rotary_base", "rotary_share", "local_blocks",
+    "local_window", "local_rotary_base", "embedding_scale", "output_scale",
+)  # fmt: skip
+"""Fields that came after runs had been named; at its default none of them changes a name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +48,33 @@ class DecoderConfig:
     mlp: str = field(
         "gelu", "what the MLP computes with", choices=lambda: (*NONLINEARITIES, "none")
     )
+    head_features: int = field(0, "features C of one head; 0: D / heads", least=0, most=2**16)
+    attention_scale: float = field(
+        0.0, "factor on the products of queries and keys; 0: 1/sqrt(C)", least=0, most=1e6
+    )
     mlp_width: int = field(
         0, "hidden width of the MLP; 0: 4 D, or 8/3 D rounded to 8 for swiglu", least=0, most=2**20
     )
     positions: str = field("rotary", "how attention is told of order", choices=POSITIONS)
+    rotary_base: float = field(
+        10000.0, "base b of rotary positions, pair i turns by b^(-2 i / C) a token",
+        above=1, most=1e12,
+    )  # fmt: skip
+    rotary_share: float = field(
+        1.0, "share of a head's features, the first ones, that rotary positions turn",
+        above=0, most=1,
+    )  # fmt: skip
+    local_blocks: tuple[int, ...] = field(
+        (), "blocks, counted from 1, whose attention is local", least=1, most=MAX_DEPTH,
+        distinct=True,
+    )  # fmt: skip
+    local_window: int = field(
+        0, "tokens that local attention sees, the token itself included; 0: all before it",
+        least=0, most=2**30,
+    )  # fmt: skip
+    local_rotary_base: float = field(
+        0.0, "base of rotary positions in local blocks; 0: as in the others", least=0, most=1e12
+    )
     norm: str = field("rmsnorm", "every norm of the decoder", choices=NORMS)
     norm_eps: float = field(1e-6, "eps of every norm, inside the root", least=0, most=1e6)
     placement: str = field("pre", "where the norm stands", choices=PLACEMENTS)
@@ -65,6 +93,12 @@ class DecoderConfig:
     output_softcap: float = field(
         0.0, "cap c of output logits, c tanh(x/c); 0: none", least=0, most=1e6
     )
+    embedding_scale: float = field(
+        1.0, "factor on the token embedding where it is read", above=0, most=1e6
+    )
+    output_scale: float = field(
+        1.0, "factor on the output logits, before their cap", above=0, most=1e6
+    )
     bias: bool = field(False, "biases in the linear layers")
     tied: bool = field(True, "the output layer is the transposed token embedding")
     init: str = field(
@@ -81,7 +115,17 @@ class DecoderConfig:
     @property
     def head_width(self) -> int:
         """Width C of one head."""
-        return self.width // self.heads
+        return self.head_features or self.width // self.heads
+
+    @property
+    def attention_factor(self) -> float:
+        """Factor on the products of queries and keys."""
+        return self.attention_scale or self.head_width**-0.5
+
+    @property
+    def rotary_width(self) -> int:
+        """Features of a head that rotary positions turn: the first ones."""
+        return int(self.head_width * self.rotary_share)
 
     @property
     def kv_head_count(self) -> int:
@@ -165,8 +209,16 @@ class DecoderConfig:
         return dataclasses.replace(self, placement=placement, norm=norm)
 
     def identity(self) -> dict[str, Any]:
-        """Return what defines the decoder as JSON: its fields, and the numbers behind the names."""
-        return configs.to_dict(self) | {"rows": decided(self.record())}
+        """Return what defines the decoder as JSON: its fields, and the numbers behind the names.
+
+        Fields of :data:`LATER` that stand at their default are left out: names of runs hash this.
+        """
+        usual = DecoderConfig()
+        fields = configs.to_dict(self)
+        for name in LATER:
+            if getattr(self, name) == getattr(usual, name):
+                del fields[name]
+        return fields | {"rows": decided(self.record())}
 
     def record(self) -> dict[str, Any]:
         """Return the rows that it names as JSON: the numbers behind the names."""
@@ -218,7 +270,7 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
             f"{prefix}.placement={c.placement_row.title}: needs attention and an MLP in each block,"
             " between which its streams alternate; use both, or another placement"
         )
-    if c.width % c.heads:
+    if c.width % c.heads and not c.head_features:
         divisors = [h for h in range(1, c.width + 1) if c.width % h == 0]
         nearest = min(divisors, key=lambda h: abs(h - c.heads))
         raise UserError(
@@ -230,10 +282,17 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
         raise UserError(
             f"{prefix}.kv_heads={c.kv_heads}: must divide heads={c.heads}; for example {nearest}"
         )
-    if c.positions == "rotary" and c.attention != "none" and c.head_width % 2:
+    if c.positions == "rotary" and c.attention != "none":
+        _check_rotary(c, prefix)
+    if beyond := [block for block in c.local_blocks if block > c.depth]:
         raise UserError(
-            f"{prefix}.heads={c.heads}: rotary positions need an even head width, not"
-            f" {c.width}/{c.heads} = {c.head_width}; change heads, or use positions=learned"
+            f"{prefix}.local_blocks={configs.shown(c.local_blocks)}: there is no block"
+            f" {beyond[0]} at depth={c.depth}; name blocks from 1 to {c.depth}"
+        )
+    if 0 < c.local_rotary_base <= 1:
+        raise UserError(
+            f"{prefix}.local_rotary_base={c.local_rotary_base:g}: must be above 1, or 0 for that of"
+            f" the other blocks; pass --{prefix}.local_rotary_base=10000"
         )
     for name in ("dtype", "param_dtype"):
         if getattr(c, name) == "float64" and not jax.config.read("jax_enable_x64"):
@@ -241,3 +300,19 @@ def check(config: DecoderConfig, prefix: str = "config.model") -> None:
                 f"{prefix}.{name}=float64: needs 64-bit mode; set JAX_ENABLE_X64=1, or in Python"
                 " use `with jax.enable_x64(True)`"
             )
+
+
+def _check_rotary(c: DecoderConfig, prefix: str) -> None:
+    if c.head_width % 2 and c.rotary_share == 1:
+        field = "head_features" if c.head_features else "heads"
+        share = "" if c.head_features else f"{c.width}/{c.heads} = "
+        raise UserError(
+            f"{prefix}.{field}={getattr(c, field)}: rotary positions need an even head width, not"
+            f" {share}{c.head_width}; change {field}, or use positions=learned"
+        )
+    if c.rotary_width % 2 or not c.rotary_width:
+        raise UserError(
+            f"{prefix}.rotary_share={c.rotary_share:g}: must turn an even number of the"
+            f" {c.head_width} features of a head, not {c.rotary_width}; for example"
+            f" {2 / c.head_width:g}"
+        )

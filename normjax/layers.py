@@ -130,7 +130,8 @@ def rotate(x: Array, angles: Array) -> Array:
 
     Args:
       x: (B, T, H, head_width), head_width even.
-      angles: (T, head_width/2) from :func:`rotary_angles`.
+      angles: (T, head_width/2) from :func:`rotary_angles`, or fewer: then only the first features
+        are turned, and the others are returned as they are.
 
     Returns:
       Same shape and dtype; computed in float32 at least. Lengths are preserved, and the product of
@@ -139,6 +140,9 @@ def rotate(x: Array, angles: Array) -> Array:
     References:
       Su et al. 2021, "RoFormer", arXiv 2104.09864, eq. 15 (in the half-split order of pairs).
     """
+    turns = 2 * angles.shape[-1]
+    if turns < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :turns], angles), x[..., turns:]], axis=-1)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     cos = jnp.cos(angles).astype(wide)[:, None, :]
     sin = jnp.sin(angles).astype(wide)[:, None, :]
@@ -147,16 +151,43 @@ def rotate(x: Array, angles: Array) -> Array:
     return turned.astype(x.dtype)
 
 
+def angles_of(config: DecoderConfig, length: int, local: Any = False, dtype: Any = None) -> Array:
+    """Return the angles of a block's queries and keys: (T, rotary width / 2)."""
+    width, other = config.rotary_width, config.local_rotary_base
+    angles = rotary_angles(length, width, config.rotary_base, dtype or jnp.float32)
+    if local is False or not other:
+        return angles
+    own = rotary_angles(length, width, other, dtype or jnp.float32)
+    return own if local is True else jnp.where(local, own, angles)
+
+
+def seen_by(config: DecoderConfig, length: int, local: Any = False) -> Array:
+    """Return which tokens (columns) each token sees: itself and those before it, (T, T).
+
+    In local blocks no more than ``config.local_window`` (Beltagy et al. 2020, arXiv 2004.05150).
+    """
+    back = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    causal = back >= 0
+    if local is False or not config.local_window:
+        return causal
+    near = causal & (back < config.local_window)
+    return near if local is True else jnp.where(local, near, causal)
+
+
 # --- branches
 
 
 class Attention(nn.Module):
-    """Causal softmax attention with grouped keys and values: softmax(q k^T / sqrt(C)) v W_o."""
+    """Causal softmax attention with grouped keys and values: softmax(q k^T / sqrt(C)) v W_o.
+
+    ``local`` is whether the block is one of ``config.local_blocks``; an array () where blocks that
+    are scanned differ. There, a token sees the last ``config.local_window`` tokens.
+    """
 
     config: DecoderConfig
 
     @nn.compact
-    def __call__(self, x_BTD: Array) -> Array:
+    def __call__(self, x_BTD: Array, local: Any = False) -> Array:
         c = self.config
         batch, length, width = x_BTD.shape
         K, C, G = c.kv_head_count, c.head_width, c.heads // c.kv_head_count
@@ -168,22 +199,22 @@ class Attention(nn.Module):
         v = Linear(K * C, c, own * std(K * C), name="value")(x_BTD)
         q, k, v = (_normed_heads(c, n, x) for n, x in (("query", q), ("key", k), ("value", v)))
         if c.positions == "rotary":
-            angles = rotary_angles(length, C, dtype=wide(q.dtype))
+            angles = angles_of(c, length, local, wide(q.dtype))
             q, k = rotate(q, angles), rotate(k, angles)
         # Laid out as plain batched products (B, K): twice as fast on a CPU as the einsum over the
         # heads where they stand. The G queries of a group are rows of one product.
-        q_BKRC = _heads_first((q * C**-0.5).reshape(batch, length, K, G, C))
+        q_BKRC = _heads_first((q * c.attention_factor).reshape(batch, length, K, G, C))
         k_BKSC, v_BKSC = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         logits = jnp.matmul(
             q_BKRC, k_BKSC.transpose(0, 1, 3, 2), preferred_element_type=wide(q.dtype)
         )
         logits = tapped(self, "logits", softcap(logits, c.attention_softcap))
-        causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
+        causal = seen_by(c, length, local)
         p_BKRS = softmax_over(jnp.tile(causal, (G, 1)), logits)
         p_BKRS = tapped(self, "probabilities", p_BKRS).astype(v.dtype)
         # The dearest by far, T^2 numbers a head: one sequence of the batch stands for all.
         watched(self, "logit_max", lambda: _largest_seen(logits[:1], causal, G))
-        watched(self, "collision", lambda: _collision_share(p_BKRS[:1], G))
+        watched(self, "collision", lambda: _collision_share(p_BKRS[:1], causal, G))
         o = (p_BKRS @ v_BKSC).reshape(batch, K, G, length, C)
         o = o.transpose(0, 3, 1, 2, 4).reshape(batch, length, K * G * C)
         if c.placement_row.attention.head_scale:
@@ -213,13 +244,13 @@ def _largest_seen(logits: Array, causal: Array, group: int) -> Array:
     return jnp.max(seen.reshape(*seen.shape[:2], group, *causal.shape), (0, 3, 4)).ravel()
 
 
-def _collision_share(p: Array, group: int) -> Array:
+def _collision_share(p: Array, seen: Array, group: int) -> Array:
     """Return -log sum p^2 of a query over log n for the n keys it sees, mean over queries of two
     keys or more, by head: (B, K, G T, S) -> (H,)."""
     batch, groups, rows, length = p.shape
     squares = jnp.sum(jnp.square(p.astype(wide(p.dtype))), -1)
     own = squares.reshape(batch, groups, group, rows // group)[..., 1:]
-    keys = jnp.arange(2, length + 1, dtype=own.dtype)
+    keys = jnp.maximum(jnp.sum(seen, -1)[1:], 2).astype(own.dtype)  # who sees one: p^2 = 1, share 0
     return jnp.mean(-jnp.log(own) / jnp.log(keys), (0, 3)).ravel()
 
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.special import expit
+from jax.scipy.special import ndtr
+from scipy.special import erfc, expit
 
 from normjax.norm_derivatives import Floats
 from normjax.registry import Registry
@@ -45,6 +46,11 @@ class Nonlinearity:
 
 
 _ROOT = (2 / np.pi) ** 0.5
+_QUICK = 1.702
+_ALL_OR_NOTHING = 440.0
+"""From here on the sigmoid of 1.702 x is 0 or 1 in every dtype; the product may overflow later."""
+_NO_DENSITY = 40.0
+"""From here on exp(-x^2/2) x is 0 in every dtype."""
 _SATURATED = 10.0
 """From here on tanh is 1 in every dtype, and x^3 in none of them beyond what it holds."""
 
@@ -72,6 +78,35 @@ def _gelu_slope(x: Floats) -> Floats:
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _ROOT * (1 + 3 * 0.044715 * x * x)
 
 
+def gelu_exact(x: Array) -> Array:
+    """Return x Phi(x), Phi the normal distribution function (arXiv 1606.08415, section 2)."""
+    wide = jnp.clip(x, -_NO_DENSITY, _NO_DENSITY).astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x * ndtr(wide).astype(x.dtype)
+
+
+def _gelu_exact(x: Floats) -> Floats:
+    return 0.5 * x * erfc(-x / np.sqrt(2))
+
+
+def _gelu_exact_slope(x: Floats) -> Floats:
+    z = np.clip(x, -_NO_DENSITY, _NO_DENSITY)
+    return 0.5 * erfc(-z / np.sqrt(2)) + z * np.exp(-z * z / 2) / np.sqrt(2 * np.pi)
+
+
+def gelu_quick(x: Array) -> Array:
+    """Return x sigma(1.702 x) (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2)."""
+    return x * jax.nn.sigmoid(_QUICK * jnp.clip(x, -_ALL_OR_NOTHING, _ALL_OR_NOTHING))
+
+
+def _gelu_quick(x: Floats) -> Floats:
+    return x * expit(_QUICK * x)
+
+
+def _gelu_quick_slope(x: Floats) -> Floats:
+    z = np.clip(x, -_ALL_OR_NOTHING, _ALL_OR_NOTHING)
+    return expit(_QUICK * z) * (1 + _QUICK * z * expit(-_QUICK * z))
+
+
 def _sigmoid(x: Floats) -> Floats:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
@@ -80,6 +115,12 @@ NONLINEARITIES: Registry[Nonlinearity] = Registry(
     "nonlinearity",
     {
         "gelu": Nonlinearity("gelu", gelu, _gelu, _gelu_slope),
+        "gelu_exact": Nonlinearity("exact gelu", gelu_exact, _gelu_exact, _gelu_exact_slope),
+        "gelu_quick": Nonlinearity("quick gelu", gelu_quick, _gelu_quick, _gelu_quick_slope),
+        "geglu": Nonlinearity("geglu", gelu, _gelu, _gelu_slope, gated=True),
+        "geglu_exact": Nonlinearity(
+            "exact geglu", gelu_exact, _gelu_exact, _gelu_exact_slope, gated=True
+        ),
         "relu": Nonlinearity(
             "relu", jax.nn.relu, lambda x: np.maximum(x, 0.0),
             lambda x: (x > 0).astype(np.float64),

@@ -97,6 +97,9 @@ ATTENTIONS = [
     {"qk_norm": True, "norm": "prmsnorm", "norm_eps": 1e-2},
     {"attention_softcap": 1.5},
     {"kv_heads": 2, "qk_norm": True, "attention_softcap": 1.5, "bias": True},
+    {"head_features": 6, "kv_heads": 2, "attention_scale": 0.3, "rotary_base": 50.0},
+    {"rotary_share": 0.5, "kv_heads": 2},
+    {"local_blocks": (1,), "local_window": 2, "local_rotary_base": 30.0},
 ]
 
 
@@ -110,14 +113,15 @@ def test_attention_equals_autodiff_of_the_decoders_own_module(changes):
         shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.asarray(x)[None])["params"]
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: 0.5 * rng.standard_normal(leaf.shape), shapes)
-    function = views.as_function(module, {"params": params})
+    local = bool(config.local_blocks)
+    function = lambda x: module.apply({"params": params}, x, local=local)  # noqa: E731
     future = np.triu_indices(5, 1)
     for scale in (0.0, 1.0, 30.0):
         expected = jacfwd(lambda x: function(x[None])[0], scale * x)
-        got = attention_jacobian(config, params, scale * x)
+        got = attention_jacobian(config, params, scale * x, local)
         assert relative(got, expected) < 1e-13
         assert not np.any(got[future[0], :, future[1]])  # causal, exactly
-        own = attention_token_jacobians(config, params, scale * x)
+        own = attention_token_jacobians(config, params, scale * x, local)
         diagonal = np.einsum("iaib->iab", got)
         np.testing.assert_allclose(own, diagonal, 0, 1e-14 * np.max(np.abs(got)))
 

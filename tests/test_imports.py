@@ -34,7 +34,7 @@ LAYERS = (
     ("normjax.decoder_config",),
     ("normjax.layers",),
     ("normjax.decoder",),
-    ("normjax.jacobians", "normjax.theory", "normjax.training.train"),
+    ("normjax.jacobians", "normjax.theory", "normjax.training.train", "normjax.foreign"),
     ("normjax.training.cohorts", "normjax.runs.grid", "normjax.diagnostics"),
     ("normjax.training", "normjax.reporting", "normjax.runs.progress",
      "normjax.runs.provenance"),
@@ -47,7 +47,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FOLDERS = (
     *("normjax.data.tasks", "normjax.data", "normjax.training", "normjax.runs"),
     *("normjax.reporting", "normjax.spectra", "normjax.jacobians", "normjax.theory"),
-    *("normjax.diagnostics", "normjax.predictions", "experiments"),
+    *("normjax.diagnostics", "normjax.predictions", "normjax.foreign", "experiments"),
 )
 # These read what a run has left behind, on any machine: no accelerator library is needed there.
 WITHOUT_JAX = (

@@ -13,6 +13,8 @@ DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 EXACT = {
     "gelu": lambda x: x / 2 * (1 + mpmath.tanh(
         mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3))),
+    "gelu_exact": lambda x: x * mpmath.ncdf(x),
+    "gelu_quick": lambda x: x / (1 + mpmath.exp(mpmath.mpf("-1.702") * x)),
     "relu": lambda x: max(x, mpmath.mpf(0)),
     "swiglu": lambda x: x / (1 + mpmath.exp(-x)),
 }  # fmt: skip

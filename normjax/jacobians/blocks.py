@@ -406,7 +406,7 @@ class Part:
             if isinstance(held, OnRows):
                 others = [i for i in range(n) if i not in held.rows]
                 J[..., others, :, :] = np.eye(d)
-        inner = self._branch_jacobian(name, params["branch"], at["read"], whole)
+        inner = self._branch_jacobian(name, block, params["branch"], at["read"], whole)
         columns = {k: _column(self._factor(k, getattr(row, k), params, block)) for k in FACTORS}
         joined = None
         if row.join is not None:
@@ -430,15 +430,18 @@ class Part:
         w = np.broadcast_to(w, (len(state), *w.shape[-3 if weights.per_feature else -2 :]))
         return Mix(w, weights.derivative(own, state, position), rows)
 
-    def _branch_jacobian(self, name: str, params: Any, x: Floats, whole: bool) -> Floats:
+    def _branch_jacobian(
+        self, name: str, block: int, params: Any, x: Floats, whole: bool
+    ) -> Floats:
         config = self.parts.config
         if name == "mlp":
             own = mlp_jacobian(config, params, x)
             return own * np.eye(len(x))[..., None, None] if whole else own
         if name == "attention":
+            local = block in config.local_blocks
             if whole:
-                return attention_jacobian(config, params, x).transpose(0, 2, 1, 3)
-            return attention_token_jacobians(config, params, x)
+                return attention_jacobian(config, params, x, local).transpose(0, 2, 1, 3)
+            return attention_token_jacobians(config, params, x, local)
         raise UserError(
             f"sublayer={name}: has no closed form; use normjax.jacobians.views on the function"
         )

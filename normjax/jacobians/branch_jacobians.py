@@ -26,7 +26,7 @@ import numpy as np
 from normjax.decoder_config import DecoderConfig
 from normjax.errors import UserError
 from normjax.jacobians.closed_forms import norm_jacobian
-from normjax.layers import rotary_angles, rotate
+from normjax.layers import angles_of, rotate, seen_by
 from normjax.norm_derivatives import Floats
 from normjax.traced import as_float64
 
@@ -196,7 +196,9 @@ class _Heads(NamedTuple):
     after: Floats | None = None  # (T, d, d): what follows, where a norm stands before that matrix
 
 
-def attention_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> Floats:
+def attention_jacobian(
+    config: DecoderConfig, parameters: Mapping[str, Any], x: Any, local: bool = False
+) -> Floats:
     """Return the Jacobian of the decoder's attention over a whole sequence.
 
     Causal, with grouped heads, rotary positions, norm of queries and keys, capped logits and biases
@@ -207,6 +209,7 @@ def attention_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: 
       parameters: those of the attention: {"query": {"kernel": (d, H C)}, "key": ..., "value": ...,
         "output": ...} and "query_norm", "key_norm" where the config has them.
       x: (T, d), what attention reads.
+      local: whether the block is one of ``config.local_blocks``.
 
     Returns:
       (T, d, T, d) float64, the layout of ``jax.jacfwd``: [i, :, m, :] is d o_i / d x_m, zero for
@@ -215,7 +218,7 @@ def attention_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: 
     Raises:
       UserError: x not finite or not (T, d).
     """
-    heads = _heads(config, parameters, x)
+    heads = _heads(config, parameters, x, local)
     H, T, C = heads.q.shape
     d = heads.out.shape[-1]
     if heads.dv.ndim == 3:
@@ -237,19 +240,19 @@ def attention_jacobian(config: DecoderConfig, parameters: Mapping[str, Any], x: 
 
 
 def attention_token_jacobians(
-    config: DecoderConfig, parameters: Mapping[str, Any], x: Any
+    config: DecoderConfig, parameters: Mapping[str, Any], x: Any, local: bool = False
 ) -> Floats:
     """Return d o_i / d x_i of every position at once, keys and values of the others held fixed.
 
     The diagonal blocks of :func:`attention_jacobian`, at about the cost of d forward passes.
 
     Args:
-      config, parameters, x: as there.
+      config, parameters, x, local: as there.
 
     Returns:
       (T, d, d) float64.
     """
-    heads = _heads(config, parameters, x)
+    heads = _heads(config, parameters, x, local)
     own = np.einsum("hii->hi", heads.p)[..., None, None]
     own_weight = np.einsum("hii->hi", heads.weight)[..., None]
     inner = _query_part(heads) + own * (heads.dv[:, None] if heads.dv.ndim == 3 else heads.dv)
@@ -272,7 +275,7 @@ def _through_output(heads: _Heads, inner: Floats) -> Floats:
     return heads.out.reshape(H * C, -1).T @ inner.transpose(1, 0, 2, 3).reshape(T, H * C, d)
 
 
-def _heads(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> _Heads:
+def _heads(config: DecoderConfig, parameters: Mapping[str, Any], x: Any, local: bool) -> _Heads:
     kernels = {
         k: np.asarray(parameters[k]["kernel"], np.float64)
         for k in ("query", "key", "value", "output")
@@ -281,16 +284,16 @@ def _heads(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> _Hea
     if x.ndim != 2:
         raise UserError(f"x of shape {x.shape}: must be one sequence (T, {x.shape[-1]})")
     C, group = config.head_width, config.heads // config.kv_head_count
-    q, dq = _projected(config, parameters, "query", x)
-    k, dk = _projected(config, parameters, "key", x)
+    q, dq = _projected(config, parameters, "query", x, local)
+    k, dk = _projected(config, parameters, "key", x, local)
     if "value" in config.inner_norms:
-        v, dv = _projected(config, parameters, "value", x)
+        v, dv = _projected(config, parameters, "value", x, local)
     else:
         v = linear_map(parameters["value"], x).reshape(len(x), -1, C).transpose(1, 0, 2)
         dv = kernels["value"].T.reshape(-1, C, x.shape[1])
     k, dk, v, dv = (np.repeat(each, group, axis=0) for each in (k, dk, v, dv))
-    q, dq = q * C**-0.5, dq * C**-0.5
-    p, weight = _attend(config, q @ np.swapaxes(k, -1, -2))
+    q, dq = q * config.attention_factor, dq * config.attention_factor
+    p, weight = _attend(config, q @ np.swapaxes(k, -1, -2), local)
     out, o, after = kernels["output"].reshape(config.heads, C, -1), p @ v, None
     scale = np.asarray(parameters.get("head_scale", 1.0), np.float64).reshape(-1, 1, 1)
     if over := config.inner_norms.get("output"):
@@ -305,7 +308,7 @@ def _heads(config: DecoderConfig, parameters: Mapping[str, Any], x: Any) -> _Hea
 
 
 def _projected(
-    config: DecoderConfig, parameters: Mapping[str, Any], name: str, x: Floats
+    config: DecoderConfig, parameters: Mapping[str, Any], name: str, x: Floats, local: bool
 ) -> tuple[Floats, Floats]:
     """Return queries, keys or values (heads, T, C) and their Jacobians by their token."""
     T, d = x.shape
@@ -328,23 +331,23 @@ def _projected(
             [value[None], np.moveaxis(jacobian, -1, 0)]
         )  # (1 + d, T, heads, C)
         with jax.enable_x64(True):  # a rotation is linear: values and derivatives turn alike
-            turned = np.asarray(_rotated(columns))
+            turned = np.asarray(_rotated(columns, angles_of(config, len(x), local, jnp.float64)))
         value, jacobian = turned[0], np.moveaxis(turned[1:], 0, -1)
     return value.transpose(1, 0, 2), jacobian.transpose(1, 0, 2, 3)
 
 
 @jax.jit
-def _rotated(x: Any) -> Any:
-    return rotate(x, rotary_angles(x.shape[1], x.shape[3], dtype=jnp.float64))
+def _rotated(x: Any, angles: Any) -> Any:
+    return rotate(x, angles)
 
 
-def _attend(config: DecoderConfig, logits: Floats) -> tuple[Floats, Floats]:
+def _attend(config: DecoderConfig, logits: Floats, local: bool) -> tuple[Floats, Floats]:
     """Return the causal softmax of the (capped) logits, and the same times the cap's slope."""
     slope: Any = 1.0
     if cap := config.attention_softcap:
         t = np.tanh(logits / cap)
         logits, slope = cap * t, 1 - t * t
-    causal = np.tri(logits.shape[-1], dtype=bool)
+    causal = np.asarray(seen_by(config, logits.shape[-1], local))
     logits = np.where(causal, logits, -np.inf)
     e = np.exp(logits - logits.max(axis=-1, keepdims=True))
     p = e / e.sum(axis=-1, keepdims=True)

@@ -166,6 +166,7 @@ class _Sizes:
         self.leaf = _reader(params["blocks"][name], block)
         self.measured = branch_mean_square
         self.norms = slot_norms(config, block + 1, name)
+        self.local = name == "attention" and block + 1 in config.local_blocks
 
     def norm(self, slot: str, norm: Any, x: _Size) -> _Size:
         if slot not in self.norms:
@@ -220,6 +221,8 @@ class _Sizes:
         return x
 
     def branch(self, x: _Size) -> _Size:
+        if self.local and 0 < self.config.local_window <= self.position:
+            raise _NoLawError("attention to the last tokens only has none")
         self.own = _branch(self.config, self.leaf, self.name, x, self.position, self.shares)
         if self.measured is not None:
             output = check_number("branch_mean_square", self.measured, 0.0)
@@ -371,8 +374,8 @@ def _agreement(p: Floats, q: Floats) -> float:
 
 
 def _logit_variance(config: DecoderConfig, leaf: Any, gain: Any, ms: float) -> float:
-    """Variance of q k / sqrt(C) for independent tokens: the mean squares of q and k multiply."""
-    found = 1.0
+    """Variance of s q k for independent tokens: the mean squares of q and k multiply, and s^2 C."""
+    found = config.attention_factor**2 * config.head_width if config.attention_scale else 1.0
     for side in ("query", "key"):
         if side in config.inner_norms:
             row = config.norm_row
