@@ -34,7 +34,8 @@ class ByDepth:
       apart: that of the tokens set apart, their largest (S + 1); None where there are none.
       written: what a sub-layer writes, over the stream that it reads (S).
       turned: cosine of what it writes to that stream (S).
-      gradient: rms of the loss's derivative by the stream, over that at the end (S + 1).
+      gradient: rms over a window's tokens of the loss's derivative by the stream, over that at the
+        end (S + 1).
       similarity: cosine of two tokens of a window (S + 1).
       participation: directions that share the stream's size (S + 1), numbers.
     """
@@ -53,11 +54,15 @@ def by_depth(seen: Walk) -> ByDepth:
     apart = None
     if not seen.ordinary.all():
         apart = [float(x) for x in seen.sizes[~seen.ordinary].max(0)]
-    back = seen.gradients / np.where(seen.gradients[..., -1:] > 0, seen.gradients[..., -1:], np.nan)
+    # Of a window's tokens together: where a token is sure of the next, its own is next to nothing.
+    some = seen.ordinary.any(-1)
+    squares = np.where(seen.ordinary[..., None], seen.gradients, 0)[some].astype(np.float64) ** 2
+    back = np.sqrt(squares.sum(1))
+    back = back / np.where(back[:, -1:] > 0, back[:, -1:], np.nan)
     return ByDepth(
         _over_windows(seen, seen.sizes), apart,
         _over_windows(seen, seen.written / seen.sizes[..., :-1]), _over_windows(seen, seen.turned),
-        _over_windows(seen, back), [_of(x) for x in seen.similarity()],
+        [_of(column) for column in back.T], [_of(x) for x in seen.similarity()],
         [float(x) for x in seen.participation()],
     )  # fmt: skip
 

@@ -146,11 +146,11 @@ _OUTLIERS = Table(
                lambda p: str(p[0].position + 1), "n"),
         Column("feature", lambda p: p[0].feature, "Feature", lambda p: str(p[0].feature), "n"),
         Column("written_by", lambda p: findings.place(p[0]), "Written by"),
-        Column("before", lambda p: p[0].before, "From", lambda p: f"{p[0].before:,.4g}", "n"),
-        Column("after", lambda p: p[0].after, "To", lambda p: f"{p[0].after:,.4g}", "n"),
+        Column("before", lambda p: p[0].before, "From", lambda p: f"{p[0].before:,.0f}", "n"),
+        Column("after", lambda p: p[0].after, "To", lambda p: f"{p[0].after:,.0f}", "n"),
         Column("taken_by", lambda p: p[1] and findings.place(p[1]), "Taken away by"),
         Column("left", lambda p: p[1] and p[1].after, "Leaving",
-               lambda p: p[1] and f"{p[1].after:,.4g}", "n"),
+               lambda p: p[1] and f"{p[1].after:,.0f}", "n"),
     ],
     empty="No token of this text stands out.",
 )  # fmt: skip
@@ -217,7 +217,7 @@ def _branches(seen: Walk, numbers: ByDepth) -> Figure:
 def _back(numbers: ByDepth) -> Figure:
     return _figure(
         "gradient", "The gradient's way back",
-        "Rms of the derivative of the loss by the stream of a token, over that at the end.",
+        "Rms over tokens of the derivative of the loss by the stream, over that at the end.",
         [Panel(_points(numbers.gradient, "gradient"), "gradient, over that at the end")],
         {"gradient": Look(GREEN, "o")}, Axis("y", scale="log"),
     )  # fmt: skip
