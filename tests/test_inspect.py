@@ -10,9 +10,10 @@ from experiments.inspect import findings, page, sources
 from experiments.inspect.experiment import InspectConfig, get_config, run
 from experiments.inspect.setting import Inspect
 from normjax import configs
-from normjax.diagnostics.walk import Walk, walk
+from normjax.diagnostics.walk import Walk, held, walk
 from normjax.errors import UserError
 from normjax.runs.experiment import Options
+from tests import foreign_files as made
 from tests.pages import Page
 
 SMALL = {"inspect.windows": 3, "inspect.length": 8, "inspect.gains_tokens": 4}
@@ -110,3 +111,42 @@ def test_what_cannot_be_is_one_line(trained, changes, message):
 
 def test_the_quick_preset_takes_no_jacobians():
     assert get_config("quick").inspect.gains_tokens == 0
+
+
+def test_a_checkpoint_from_elsewhere_is_walked_on_ids(tmp_path):
+    """What the page's numbers are made of is what its own parameters give."""
+    (tmp_path / "model").mkdir()
+    made.write_folder(tmp_path / "model", made.llama_tensors(made.decoder()[1]))
+    (tmp_path / "ids.txt").write_text(" ".join(str(i % 64) for i in range(40)))
+    asked = Inspect(model=str(tmp_path / "model"), tokens=str(tmp_path / "ids.txt"), length=9)
+    found = sources.find(asked)
+    windows, said = sources.windows(found, asked)
+    assert windows.shape == (4, 10) and "ids.txt" in said and "llama" in found.said
+    model, params = made.decoder()
+    ours, own = walk(found.held, windows), walk(held(model, params), windows)
+    np.testing.assert_array_equal(ours.losses, own.losses)
+    np.testing.assert_array_equal(ours.states, own.states)
+    assert "GiB" in sources.cost(found, asked)
+
+
+@pytest.mark.slow
+def test_what_is_known_of_smollm2():
+    """Another implementation's numbers of 28 tokens: loss, and rms without the first token."""
+    try:
+        found = sources.find(Inspect())
+    except UserError as error:
+        pytest.skip(str(error))
+    ids = found.encode(
+        "Once upon a time, there was a little girl who lived in a small house near the forest. She"
+        " loved to play with her dog."
+    )
+    assert len(ids) == 28
+    seen = walk(found.held, np.asarray([ids + ids[:1]]))
+    assert seen.losses[0, :27].mean() == pytest.approx(2.337, abs=5e-4)
+    size = np.mean(seen.sizes[0, 1:], axis=0)
+    assert size[0] == pytest.approx(0.11, abs=5e-3)
+    assert size[2] == pytest.approx(1.90, abs=5e-2)
+    assert size[58] == pytest.approx(29.9, rel=0.02)
+    (wrote, took), *_ = seen.outliers()
+    assert (wrote.position, wrote.block, wrote.branch) == (0, 12, "mlp")
+    assert wrote.after > 20_000 and took.block >= 29

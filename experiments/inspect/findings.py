@@ -15,7 +15,7 @@ import numpy as np
 
 from normjax.decoder_config import DecoderConfig
 from normjax.diagnostics.block_gains import BlockGains
-from normjax.diagnostics.walk import MASSIVE, Walk
+from normjax.diagnostics.walk import MASSIVE, Floats, Walk
 from normjax.reporting.statistics import Estimate, estimate
 from normjax.reporting.wording import counted
 
@@ -49,22 +49,26 @@ class ByDepth:
     participation: list[float]
 
 
+def per_window(seen: Walk) -> dict[str, Floats]:
+    """Return {name: (W, n)}: the numbers of each window, NaN for one without ordinary tokens."""
+    # Of a window's tokens together: where a token is sure of the next, its own is next to nothing.
+    squares = np.where(seen.ordinary[..., None], seen.gradients, 0).astype(np.float64) ** 2
+    back = np.sqrt(squares.sum(1))
+    return {
+        "size": _mean(seen, seen.sizes), "turned": _mean(seen, seen.turned),
+        "written": _mean(seen, seen.written / seen.sizes[..., :-1]),
+        "gradient": back / np.where(back[:, -1:] > 0, back[:, -1:], np.nan),
+        "similarity": seen.similarity().T,
+    }  # fmt: skip
+
+
 def by_depth(seen: Walk) -> ByDepth:
     """Return the numbers of a walk by depth."""
     apart = None
     if not seen.ordinary.all():
         apart = [float(x) for x in seen.sizes[~seen.ordinary].max(0)]
-    # Of a window's tokens together: where a token is sure of the next, its own is next to nothing.
-    some = seen.ordinary.any(-1)
-    squares = np.where(seen.ordinary[..., None], seen.gradients, 0)[some].astype(np.float64) ** 2
-    back = np.sqrt(squares.sum(1))
-    back = back / np.where(back[:, -1:] > 0, back[:, -1:], np.nan)
-    return ByDepth(
-        _over_windows(seen, seen.sizes), apart,
-        _over_windows(seen, seen.written / seen.sizes[..., :-1]), _over_windows(seen, seen.turned),
-        [_of(column) for column in back.T], [_of(x) for x in seen.similarity()],
-        [float(x) for x in seen.participation()],
-    )  # fmt: skip
+    found = {name: [_of(x) for x in values.T] for name, values in per_window(seen).items()}
+    return ByDepth(**found, apart=apart, participation=[float(x) for x in seen.participation()])
 
 
 def loss(seen: Walk) -> Estimate:
@@ -72,12 +76,11 @@ def loss(seen: Walk) -> Estimate:
     return _of(seen.losses.mean(-1))
 
 
-def _over_windows(seen: Walk, values: Any) -> list[Estimate]:
-    """Return the mean over ordinary tokens of (B, T, n), over windows that have such."""
-    some = seen.ordinary.any(-1)
-    count = np.maximum(seen.ordinary.sum(-1), 1)[:, None]
-    means = np.where(seen.ordinary[..., None], values, 0).sum(1) / count
-    return [_of(column) for column in means[some].T]
+def _mean(seen: Walk, values: Any) -> Floats:
+    """Return the mean of (B, T, n) over each window's ordinary tokens, (B, n)."""
+    count = seen.ordinary.sum(-1)[:, None]
+    total = np.where(seen.ordinary[..., None], values, 0).sum(1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _of(values: Any) -> Estimate:
