@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import depth
-from experiments.inspect import findings, page, sources
+from experiments.inspect import compare, findings, page, sources
 from experiments.inspect.experiment import InspectConfig, get_config, run
 from experiments.inspect.setting import Inspect
 from normjax import configs
@@ -37,7 +37,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def inspected(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspect")
-    config = configs.replace(InspectConfig(), SMALL | {"inspect.model": str(trained)})
+    config = configs.replace(InspectConfig(), SMALL | {"inspect.model": (str(trained),)})
     return folder, run(config, "default", Options(folder, "x"))
 
 
@@ -56,8 +56,8 @@ def test_a_run_of_this_program_gets_a_page(inspected):
 
 
 def test_the_numbers_are_those_of_the_walk(trained, inspected):
-    found = sources.find(Inspect(model=str(trained)))
-    windows, _ = sources.windows(found, Inspect(model=str(trained), windows=3, length=8))
+    found = sources.find(Inspect(model=(str(trained),)))[0]
+    windows, _ = sources.windows(found, Inspect(model=(str(trained),), windows=3, length=8))
     seen = walk(found.held, windows)
     rows = list(csv.DictReader((inspected[0] / "inspect.csv").read_text().splitlines()))
     assert seen.ordinary.all()
@@ -78,14 +78,14 @@ def test_what_is_kept_apart_enters_no_mean():
     numbers = findings.by_depth(seen)
     assert [x.mean for x in numbers.size] == [1.0, 1.0, 1.0]
     assert numbers.apart == [1.0, 100.0, 100.0]
-    assert "attention of block 1 wrote it" in findings._outliers(seen)[0]
+    assert "attention of block 1 wrote it" in findings.outliers(seen)
     table = page._OUTLIERS.csv(seen.outliers())
     assert table.splitlines()[1].startswith("1,1,")
 
 
 def test_a_branch_at_right_angles_adds_in_squares(trained):
     """The sentence on growth: 1 and 3 times at right angles make sqrt(10)."""
-    config = sources.find(Inspect(model=str(trained))).held.decoder.config
+    config = sources.find(Inspect(model=(str(trained),)))[0].held.decoder.config
     states = np.zeros((2, 1, 2, 2))
     states[0, ..., 0], states[1] = 1.0, (1.0, 3.0)
     sizes = np.moveaxis(np.sqrt(np.mean(states**2, -1)), 0, -1)
@@ -104,9 +104,9 @@ def test_a_branch_at_right_angles_adds_in_squares(trained):
     ],
 )
 def test_what_cannot_be_is_one_line(trained, changes, message):
-    asked = Inspect(model=str(trained), **changes)
+    asked = Inspect(model=(str(trained),), **changes)
     with pytest.raises(UserError, match=message):
-        sources.windows(sources.find(asked), asked)
+        sources.windows(sources.find(asked)[0], asked)
 
 
 def test_the_quick_preset_takes_no_jacobians():
@@ -118,8 +118,8 @@ def test_a_checkpoint_from_elsewhere_is_walked_on_ids(tmp_path):
     (tmp_path / "model").mkdir()
     made.write_folder(tmp_path / "model", made.llama_tensors(made.decoder()[1]))
     (tmp_path / "ids.txt").write_text(" ".join(str(i % 64) for i in range(40)))
-    asked = Inspect(model=str(tmp_path / "model"), tokens=str(tmp_path / "ids.txt"), length=9)
-    found = sources.find(asked)
+    asked = Inspect(model=(str(tmp_path / "model"),), tokens=str(tmp_path / "ids.txt"), length=9)
+    (found,) = sources.find(asked)
     windows, said = sources.windows(found, asked)
     assert windows.shape == (4, 10) and "ids.txt" in said and "llama" in found.said
     model, params = made.decoder()
@@ -129,11 +129,46 @@ def test_a_checkpoint_from_elsewhere_is_walked_on_ids(tmp_path):
     assert "GiB" in sources.cost(found, asked)
 
 
+def test_two_steps_of_a_run_are_compared_window_by_window(trained, tmp_path):
+    """Against itself nothing differs; against its initialization what both walks say."""
+    where = str(trained)
+    for first, same in ((f"{where}@2", True), (f"{where}@0", False)):
+        model = {"inspect.model": (first, where)}
+        config = configs.replace(InspectConfig(), SMALL | model)
+        outcome = run(config, "default", Options(tmp_path / str(same), "x"))
+        assert Page(outcome.page.read_text()).dead_links(tmp_path / str(same)) == []
+        rows = list(
+            csv.DictReader((tmp_path / str(same) / "compared.csv").read_text().splitlines())
+        )
+        asked = Inspect(model=(first, where), windows=3, length=8)
+        a, b = (walk(f.held, sources.windows(f, asked)[0]) for f in sources.find(asked))
+        ratio = np.exp(np.log(b.sizes.mean(1) / a.sizes.mean(1)).mean(0))
+        np.testing.assert_allclose([float(r["size"]) for r in rows], ratio, rtol=1e-5)
+        turned = (b.turned.mean(1) - a.turned.mean(1)).mean(0)
+        np.testing.assert_allclose([float(r["turned"]) for r in rows[1:]], turned, atol=1e-6)
+        assert all(float(r["size"]) == 1 for r in rows) == same
+        loss = (b.losses - a.losses).mean()
+        assert f"{loss:.4g}" in outcome.text.splitlines()[0]
+    assert "most apart after" in outcome.text
+
+
+def test_models_that_read_other_tokens_have_no_differences(trained, tmp_path):
+    asked = Inspect(model=(str(trained),), windows=3, length=8)
+    (found,) = sources.find(asked)
+    seen = walk(found.held, sources.windows(found, asked)[0])
+    pair = [compare.One(name, found, seen) for name in ("one", "other")]
+    path, said = compare.write(tmp_path, pair, False, "a text", {"Command": "x"})
+    assert "No differences are taken: the two have other vocabularies" in said[0]
+    assert "None were taken" in Page(path.read_text()).text
+    with pytest.raises(UserError, match="one model, or two"):
+        sources.find(Inspect(model=("a", "b", "c")))
+
+
 @pytest.mark.slow
 def test_what_is_known_of_smollm2():
     """Another implementation's numbers of 28 tokens: loss, and rms without the first token."""
     try:
-        found = sources.find(Inspect())
+        (found,) = sources.find(Inspect())
     except UserError as error:
         pytest.skip(str(error))
     ids = found.encode(

@@ -5,15 +5,18 @@ wrote them, where does attention go, what do blocks do to small changes and to t
 
 Command: python launch.py --experiment=inspect --config.inspect.model=PATH
          python launch.py --experiment=inspect            SmolLM2-135M-Instruct, once installed
+         python launch.py --experiment=inspect --config.inspect.model=A,B       two side by side
 
 Result: inspect.html with a verdict in words; inspect.csv, every number by depth with its interval;
-outliers.csv, the largest entries of tokens that stand out, and which branch wrote them.
+outliers.csv, the largest entries of tokens that stand out, and which branch wrote them. Of two
+models compared.csv, their differences by block on the same windows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,27 +57,50 @@ def run(config: InspectConfig, preset: str, options: Options) -> Outcome | None:
     from experiments.inspect import sources
 
     asked, start = config.inspect, time.monotonic()
-    found = sources.find(asked)
-    cost = sources.cost(found, asked)
-    print(f"{found.said}; {cost}", flush=True)
+    models = sources.find(asked)
+    for found in models:
+        print(f"{found.said}; {sources.cost(found, asked)}", flush=True)
     if options.dry_run:
         return None
-    windows, text = sources.windows(found, asked)
+    given = [sources.windows(found, asked) for found in models]
     with working_in(options) as folder:
-        from experiments.inspect import page
-
         told = _Told()
-        seen = walk(found.held, windows, told("walked through"))
-        gains = []
-        if asked.gains_tokens:
-            usual = int(np.argmax(seen.ordinary.sum(-1)))
-            gains = block_gains(
-                found.held, seen, usual, tokens=min(asked.gains_tokens, windows.shape[1] - 1),
-                said=told("Jacobians of"),
-            )  # fmt: skip
-        record = measuring.record(options.command, start, Model=found.said, Text=text)
-        written, said = page.write(folder, found, seen, gains, asked, text, record)
-    return Outcome("\n".join(said), written)
+        walks = [
+            walk(found.held, windows, told("walked through"))
+            for found, (windows, _) in zip(models, given, strict=True)
+        ]
+        text = given[0][1]
+        said = "; ".join(found.said for found in models)
+        record = measuring.record(options.command, start, Model=said, Text=text)
+        if len(models) > 1:
+            written, lines = _compared(folder, models, given, walks, record)
+        else:
+            written, lines = _inspected(folder, models[0], walks[0], asked, text, told, record)
+    return Outcome("\n".join(lines), written)
+
+
+def _inspected(folder, found, seen, asked, text, told, record) -> tuple[Path, list[str]]:
+    from experiments.inspect import page
+
+    gains = []
+    if asked.gains_tokens:
+        usual = int(np.argmax(seen.ordinary.sum(-1)))
+        gains = block_gains(
+            found.held, seen, usual, tokens=min(asked.gains_tokens, seen.losses.shape[1]),
+            said=told("Jacobians of"),
+        )  # fmt: skip
+    return page.write(folder, found, seen, gains, asked, text, record)
+
+
+def _compared(folder, models, given, walks, record) -> tuple[Path, list[str]]:
+    from experiments.inspect import compare
+
+    names = [found.name for found in models]
+    if names[0] == names[1]:
+        names = [f"{name} ({which})" for name, which in zip(names, ("1st", "2nd"), strict=True)]
+    pair = [compare.One(*each) for each in zip(names, models, walks, strict=True)]
+    same = np.array_equal(given[0][0], given[1][0])
+    return compare.write(folder, pair, same, given[0][1], record)
 
 
 class _Told:

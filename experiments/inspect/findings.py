@@ -92,15 +92,16 @@ def sentences(
 ) -> list[str]:
     """Return what was found, the most remarkable first."""
     return [
-        *_outliers(seen), _growth(config, seen, numbers), *_attention(seen), _idle(seen, numbers),
+        outliers(seen), _growth(config, seen, numbers), *_attention(seen), _idle(seen, numbers),
         _way_back(seen, numbers), *_jacobians(gains),
     ]  # fmt: skip
 
 
-def _outliers(seen: Walk) -> list[str]:
+def outliers(seen: Walk) -> str:
+    """Say which tokens stand out, and who wrote the largest entry."""
     apart = int((~seen.ordinary).sum())
     if not apart:
-        return [f"No token's stream is {MASSIVE:g} times the median of its window at any depth."]
+        return f"No token's stream is {MASSIVE:g} times the median of its window at any depth."
     first = int((~seen.ordinary[:, 0]).sum())
     found = seen.outliers(1)
     text = (
@@ -118,7 +119,7 @@ def _outliers(seen: Walk) -> list[str]:
             f" and {place(took)} took it away ({took.before:,.0f} to {took.after:,.1f})." if took
             else "; nothing took half of it away before the end."
         )  # fmt: skip
-    return [text]
+    return text
 
 
 def place(write: Any) -> str:
@@ -129,7 +130,7 @@ def place(write: Any) -> str:
 
 
 def _growth(config: DecoderConfig, seen: Walk, numbers: ByDepth) -> str:
-    sizes = [x.mean for x in numbers.size]
+    sizes = [x.mean or math.nan for x in numbers.size]
     start, end = sizes[0], sizes[-1]
     row = config.placement_row
     text = (
@@ -190,7 +191,7 @@ def _idle(seen: Walk, numbers: ByDepth) -> str:
 
 
 def _way_back(seen: Walk, numbers: ByDepth) -> str:
-    sizes = [x.mean for x in numbers.gradient]
+    sizes = [x.mean or math.nan for x in numbers.gradient]
     return (
         f"On its way back the gradient by the stream is {sizes[0]:.3g} times at the embedding what"
         f" it is at the end, at most {max(sizes):.3g} times"

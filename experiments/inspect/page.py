@@ -32,7 +32,7 @@ def write(
     numbers, loss = findings.by_depth(seen), findings.loss(seen)
     config = found.held.decoder.config
     said = findings.sentences(config, seen, numbers, gains)
-    told = f"{_pm(loss)} nats per token over {seen.losses.size} tokens."
+    told = f"{pm(loss)} nats per token over {seen.losses.size} tokens."
     rows = _rows(seen, numbers, gains)
     tables.write_text(folder / "inspect.csv", _TABLE.csv(rows))
     outliers = seen.outliers()
@@ -78,7 +78,8 @@ def write(
     return written, [told, *said]
 
 
-def _pm(x: Estimate) -> str:
+def pm(x: Estimate) -> str:
+    """Return a mean with half its interval."""
     if x.mean is None:
         return "–"
     return f"{x.mean:.4g}" + (f" ± {x.half_width:.2g}" if x.half_width is not None else "")
@@ -116,7 +117,7 @@ def _estimate(name: str, title: str) -> list[Column]:
 
     return [
         Column(name, lambda row: of(row, "mean"), title,
-               lambda row: _pm(row[name]) if row.get(name) else None, "n"),
+               lambda row: pm(row[name]) if row.get(name) else None, "n"),
         Column(f"{name}_low", lambda row: of(row, "low")),
         Column(f"{name}_high", lambda row: of(row, "high")),
     ]  # fmt: skip
@@ -167,10 +168,11 @@ def _points(values: Sequence[Estimate], name: str, start: float = 0.0) -> list[d
     ]  # fmt: skip
 
 
-def _figure(
+def figure(
     name: str, title: str, caption: str, panels: Sequence[Panel], looks: Mapping[str, Look],
     y: Axis, columns: int = 1, height: float = 3.4,
 ) -> Figure:  # fmt: skip
+    """Return lines over the blocks passed, with bands."""
     with drawing.style():
         canvas = pictures.lines(
             panels, looks, Axis("x", "blocks passed"), y, height=height, columns=columns,
@@ -189,7 +191,7 @@ def _stream(seen: Walk, numbers: ByDepth) -> Figure:
         rows += [{"variant": "largest token set apart", "x": i / 2, "y": y, "low": None,
                   "high": None} for i, y in enumerate(numbers.apart)]  # fmt: skip
     looks = {"ordinary tokens": Look(BLUE, "o"), "largest token set apart": Look(VERMILLION, "x")}
-    return _figure(
+    return figure(
         "stream", "The stream",
         "Root mean square of the stream before block 1 and after every sub-layer.",
         [Panel(rows, "rms of the stream")], looks, Axis("y", scale="log"),
@@ -207,7 +209,7 @@ def _branches(seen: Walk, numbers: ByDepth) -> Figure:
         Panel(of(numbers.written), "written, over the stream", y=Axis("y", scale="log")),
         Panel(of(numbers.turned), "cosine of what is written to the stream", y=Axis("y")),
     ]
-    return _figure(
+    return figure(
         "branches", "What attention and MLP write",
         "Left: how much each adds, over the stream it reads. Right: below zero it takes from the"
         " stream, above it adds along it.", panels, BRANCHES, Axis("y"), columns=2,
@@ -215,7 +217,7 @@ def _branches(seen: Walk, numbers: ByDepth) -> Figure:
 
 
 def _back(numbers: ByDepth) -> Figure:
-    return _figure(
+    return figure(
         "gradient", "The gradient's way back",
         "Rms over tokens of the derivative of the loss by the stream, over that at the end.",
         [Panel(_points(numbers.gradient, "gradient"), "gradient, over that at the end")],
@@ -232,7 +234,7 @@ def _spread(numbers: ByDepth) -> Figure:
         Panel(_points(numbers.similarity, "stream"), "cosine of two tokens", y=Axis("y")),
         Panel(directions, "directions that share the size", y=Axis("y", scale="log")),
     ]
-    return _figure(
+    return figure(
         "spread", "How tokens differ",
         "Ordinary tokens. Right: (sum of s²)² / sum of s⁴ of the singular values of all of them.",
         panels, {"stream": Look(BLUE, "o")}, Axis("y"), columns=2,
@@ -258,13 +260,13 @@ def _attention(seen: Walk) -> list[Figure]:
         panels.append(Panel(drawn, title, y=Axis("y", limits=(0.0, 1.0))))
     looks = {"median": Look(BLUE, "o"), "largest": Look(ORANGE, "^", (0, (5, 2))),
              "smallest": Look(GREEN, "v", (0, (1, 1.5)))}  # fmt: skip
-    figure = _figure(
+    drawn = figure(
         "attention", "Where attention goes",
         "Over the heads of a block. Left: what queries give to the first key on average. Right:"
         " 0 where a head looks at one key, 1 where at all alike. Every head is in the data.",
         panels, looks, Axis("y"), columns=2,
     )  # fmt: skip
-    return [Figure(figure.name, figure.title, figure.caption, figure.canvas,
+    return [Figure(drawn.name, drawn.title, drawn.caption, drawn.canvas,
                    ("what", "head", "block", "value"), rows)]  # fmt: skip
 
 
@@ -283,7 +285,7 @@ def _gains(gains: Sequence[BlockGains]) -> list[Figure]:
     looks = {"largest singular value": Look(VERMILLION, "^"),
              "random change across": Look(BLUE, "o"),
              "change along the stream": Look(GREEN, "s", (0, (5, 2)))}  # fmt: skip
-    return [_figure(
+    return [figure(
         "gains", "What a block does to a small change",
         "Of the Jacobian of each block over the first tokens of a window, those set apart held"
         " fixed. Across: root mean square over random changes, with two standard errors of its"

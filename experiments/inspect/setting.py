@@ -11,9 +11,9 @@ from normjax.configs import field
 class Inspect:
     """Which model, on which text, and how much of both."""
 
-    model: str = field(
-        "", "a folder with config.json and safetensors, a GGUF file, or a run folder of this"
-        " program; empty: SmolLM2-135M-Instruct",
+    model: tuple[str, ...] = field(
+        (), "a folder with config.json and safetensors, a GGUF file, or a run folder of this"
+        " program (RUN@STEP: at a step it kept); two are compared; empty: SmolLM2-135M-Instruct",
     )  # fmt: skip
     text: str = field("", "a text file; empty: the default corpus, or what a run was trained on")
     tokens: str = field("", "a file of token ids in place of a text")

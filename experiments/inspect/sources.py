@@ -7,6 +7,7 @@ import importlib.metadata
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,25 +32,38 @@ class Found:
     """A model that was found.
 
     Attributes:
+      name: short, of the file or folder.
       held: to be walked through.
       said: what it is, in words.
       encode: text to tokens; None where only ids, or its own windows, can be taken.
       own: windows (count, length + 1) of what it was trained on; None where that is not known.
     """
 
+    name: str
     held: Held
     said: str
     encode: Callable[[str], list[int]] | None = None
     own: Callable[[int, int], np.ndarray] | None = None
 
 
-def find(asked: Inspect) -> Found:
-    """Return the model that is asked for.
+def find(asked: Inspect) -> list[Found]:
+    """Return the models that are asked for, one or two.
 
     Raises:
-      UserError: there is none, or it cannot be read.
+      UserError: there are none or more, or one cannot be read.
     """
-    path = Path(asked.model).expanduser() if asked.model else _default()
+    if len(asked.model) > 2:
+        raise UserError(
+            f"config.inspect.model={','.join(asked.model)}: must name one model, or two that are"
+            " compared"
+        )
+    return [_one(Path(each).expanduser()) for each in asked.model] or [_one(_default())]
+
+
+def _one(path: Path) -> Found:
+    folder, at, step = str(path).rpartition("@")
+    if at and step.isdigit() and not path.exists():
+        return _run(Path(folder), int(step))
     if path.is_dir() and (path / MANIFEST).exists():
         return _run(path)
     model = opened.open_model(path, "config.inspect.model")
@@ -59,7 +73,7 @@ def find(asked: Inspect) -> Found:
 
     size = sum(model.source.files.values()) / 2**20
     said = f"{path.name}: {model.model_type}, {model.source.form}, {size:.0f} MiB"
-    return Found(Held(model.decoder(), model.ends(), model.block), said, encode)
+    return Found(path.name, Held(model.decoder(), model.ends(), model.block), said, encode)
 
 
 def _default() -> Path:
@@ -73,9 +87,9 @@ def _default() -> Path:
     return Path(str(wheel.locate_file(FILE)))
 
 
-def _run(path: Path) -> Found:
+def _run(path: Path, step: int = -1) -> Found:
     run = TrainedRun(path)
-    step = run.steps[-1]
+    step = run.steps[-1] if step < 0 else step
 
     def own(count: int, length: int) -> np.ndarray:
         if length > run.data.window:
@@ -86,7 +100,7 @@ def _run(path: Path) -> Found:
         return run.windows(count)[:, : length + 1]
 
     said = f"{run.arm}, seed {run.hyper.seed}, after {step} steps"
-    return Found(held(run.model, run.params(step)), said, own=own)
+    return Found(f"{path.name} at {step}", held(run.model, run.params(step)), said, own=own)
 
 
 def windows(found: Found, asked: Inspect) -> tuple[np.ndarray, str]:
@@ -105,7 +119,7 @@ def windows(found: Found, asked: Inspect) -> tuple[np.ndarray, str]:
     if asked.text:
         text, said = _text(asked.text), asked.text
     else:
-        corpus = corpora.open_corpus(corpora.DataConfig())
+        corpus: Any = corpora.open_corpus(corpora.DataConfig())
         text = corpus.vocabulary.decode(corpus.part("validation"))
         said = "validation part of the default corpus"
     # A token is a character at least: enough of the text, spread over all of it.

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse.linalg import LinearOperator
 
 from normjax.decoder import Decoder
 from normjax.diagnostics.walk import Held, Walk
@@ -38,6 +37,16 @@ class BlockGains:
     block: int
     radial: RadialReport
     top: TopSingularValues
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operator:
+    """What ``top_singular_values`` takes in place of a function."""
+
+    shape: tuple[int, int]
+    matvec: Callable[[Floats], Floats]
+    rmatvec: Callable[[Floats], Floats]
+    dtype: Any = np.dtype(np.float64)
 
 
 def block_gains(
@@ -66,9 +75,8 @@ def block_gains(
     push, pull = _products(decoder)
     out = []
     for block, layer in model.layers(range(1, depth + 1)):
-        before, after = (
-            np.float64(seen.states[len(names) * i, window, :tokens]) for i in (block - 1, block)
-        )
+        ends = (seen.states[len(names) * i, window, :tokens] for i in (block - 1, block))
+        before, after = (np.asarray(x, np.float64) for x in ends)
         read, write = (_radial(row, x[index]) for x in (before, after))
         with jax.enable_x64(True):
             wide, at = (to_float64(layer[0]), layer[1]), jnp.asarray(before)
@@ -81,10 +89,7 @@ def block_gains(
                 with jax.enable_x64(True):
                     return np.asarray(of(jnp.asarray(v.reshape(shape)))).ravel()
 
-            operator = LinearOperator(
-                (n, n), matvec=product, rmatvec=functools.partial(product, of=backward),
-                dtype=np.float64,
-            )  # fmt: skip
+            operator = _Operator((n, n), product, functools.partial(product, of=backward))
             top = top_singular_values(operator, k=k, tol=tol, seed=block)
         out.append(BlockGains(block, radial, top))
         said(block, depth)

@@ -123,7 +123,7 @@ class Walk:
         """
         out = []
         for state in self.states:
-            x = np.float64(state[self.ordinary])
+            x = np.asarray(state[self.ordinary], np.float64)
             square = x.T @ x if len(x) > x.shape[1] else x @ x.T
             out.append(np.trace(square) ** 2 / np.sum(square**2))
         return np.asarray(out)
@@ -202,7 +202,7 @@ def walk(
         done += 1
         said(done, 2 * depth)
     stacked = np.stack(states)
-    sizes = np.moveaxis(np.asarray(rms(stacked, -1)), 0, -1)
+    sizes = np.moveaxis(np.asarray(rms(jnp.asarray(stacked), -1)), 0, -1)
     heads = [own for own in seen if "first" in own]
     written, turned = (np.stack([own[k] for own in seen], -1) for k in ("written", "turned"))
     return Walk(
