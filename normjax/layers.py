@@ -151,13 +151,15 @@ def rotate(x: Array, angles: Array) -> Array:
     return turned.astype(x.dtype)
 
 
-def angles_of(config: DecoderConfig, length: int, local: Any = False, dtype: Any = None) -> Array:
+def angles_of(
+    config: DecoderConfig, length: int, local: Any = False, dtype: Any = jnp.float32
+) -> Array:
     """Return the angles of a block's queries and keys: (T, rotary width / 2)."""
     width, other = config.rotary_width, config.local_rotary_base
-    angles = rotary_angles(length, width, config.rotary_base, dtype or jnp.float32)
+    angles = rotary_angles(length, width, base=config.rotary_base, dtype=dtype)
     if local is False or not other:
         return angles
-    own = rotary_angles(length, width, other, dtype or jnp.float32)
+    own = rotary_angles(length, width, base=other, dtype=dtype)
     return own if local is True else jnp.where(local, own, angles)
 
 
