@@ -151,13 +151,15 @@ def rotate(x: Array, angles: Array) -> Array:
     return turned.astype(x.dtype)
 
 
-def angles_of(config: DecoderConfig, length: int, local: Any = False, dtype: Any = None) -> Array:
+def angles_of(
+    config: DecoderConfig, length: int, local: Any = False, dtype: Any = jnp.float32
+) -> Array:
     """Return the angles of a block's queries and keys: (T, rotary width / 2)."""
     width, other = config.rotary_width, config.local_rotary_base
-    angles = rotary_angles(length, width, config.rotary_base, dtype or jnp.float32)
+    angles = rotary_angles(length, width, base=config.rotary_base, dtype=dtype)
     if local is False or not other:
         return angles
-    own = rotary_angles(length, width, other, dtype or jnp.float32)
+    own = rotary_angles(length, width, base=other, dtype=dtype)
     return own if local is True else jnp.where(local, own, angles)
 
 
@@ -166,11 +168,11 @@ def seen_by(config: DecoderConfig, length: int, local: Any = False) -> Array:
 
     In local blocks no more than ``config.local_window`` (Beltagy et al. 2020, arXiv 2004.05150).
     """
-    back = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
-    causal = back >= 0
+    causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
     if local is False or not config.local_window:
         return causal
-    near = causal & (back < config.local_window)
+    oldest = jnp.arange(length) - (config.local_window - 1)
+    near = causal & (jnp.arange(length)[None, :] >= oldest[:, None])
     return near if local is True else jnp.where(local, near, causal)
 
 
@@ -214,7 +216,7 @@ class Attention(nn.Module):
         p_BKRS = tapped(self, "probabilities", p_BKRS).astype(v.dtype)
         # The dearest by far, T^2 numbers a head: one sequence of the batch stands for all.
         watched(self, "logit_max", lambda: _largest_seen(logits[:1], causal, G))
-        watched(self, "collision", lambda: _collision_share(p_BKRS[:1], causal, G))
+        watched(self, "collision", lambda: _collision_share(c, local, p_BKRS[:1], G))
         o = (p_BKRS @ v_BKSC).reshape(batch, K, G, length, C)
         o = o.transpose(0, 3, 1, 2, 4).reshape(batch, length, K * G * C)
         if c.placement_row.attention.head_scale:
@@ -244,13 +246,16 @@ def _largest_seen(logits: Array, causal: Array, group: int) -> Array:
     return jnp.max(seen.reshape(*seen.shape[:2], group, *causal.shape), (0, 3, 4)).ravel()
 
 
-def _collision_share(p: Array, seen: Array, group: int) -> Array:
+def _collision_share(config: DecoderConfig, local: Any, p: Array, group: int) -> Array:
     """Return -log sum p^2 of a query over log n for the n keys it sees, mean over queries of two
     keys or more, by head: (B, K, G T, S) -> (H,)."""
     batch, groups, rows, length = p.shape
     squares = jnp.sum(jnp.square(p.astype(wide(p.dtype))), -1)
     own = squares.reshape(batch, groups, group, rows // group)[..., 1:]
-    keys = jnp.maximum(jnp.sum(seen, -1)[1:], 2).astype(own.dtype)  # who sees one: p^2 = 1, share 0
+    keys = jnp.arange(2, length + 1, dtype=own.dtype)
+    if local is not False and config.local_window:
+        seen = jnp.sum(seen_by(config, length, local), -1)[1:]
+        keys = jnp.maximum(seen, 2).astype(own.dtype)  # who sees one alone has a share of 0
     return jnp.mean(-jnp.log(own) / jnp.log(keys), (0, 3)).ravel()
 
 

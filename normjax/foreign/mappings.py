@@ -22,6 +22,11 @@ Shape = tuple[int, ...]
 Fields = dict[str, Any]
 
 
+def as_it_is(x: np.ndarray) -> np.ndarray:
+    """Return a tensor."""
+    return x
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Where a parameter of ours is.
@@ -29,12 +34,12 @@ class Part:
     Attributes:
       name: of the tensor, below the root of the model and, of a block's parameters, below its
         layer; "" for one that is zero in all models of the type.
-      read: our value, from the tensor and our shape.
+      read: our value, from the tensor.
       shape: of the tensor, from our shape.
     """
 
     name: str = ""
-    read: Callable[[np.ndarray, Shape], np.ndarray] = lambda x, shape: x
+    read: Callable[[np.ndarray], np.ndarray] = as_it_is
     shape: Callable[[Shape], Shape] = lambda shape: shape
 
 
@@ -44,14 +49,14 @@ ZERO = Part()
 
 def turned(name: str) -> Part:
     """A matrix (inputs, outputs) that is stored as (outputs, inputs)."""
-    return Part(name, lambda x, shape: x.T, lambda shape: shape[::-1])
+    return Part(name, lambda x: x.T, lambda shape: shape[::-1])
 
 
 def third(which: int, name: str) -> Part:
     """Queries, keys or values of a tensor that has them side by side, (inputs, 3 outputs)."""
     return Part(
         name,
-        lambda x, shape: x[..., which * shape[-1] : (which + 1) * shape[-1]],
+        lambda x: np.split(x, 3, axis=-1)[which],
         lambda shape: (*shape[:-1], 3 * shape[-1]),
     )
 
@@ -59,7 +64,7 @@ def third(which: int, name: str) -> Part:
 def third_of_heads(which: int, name: str, heads: int) -> Part:
     """Queries, keys or values of a tensor (heads, 3, C, inputs), head by head."""
 
-    def read(x: np.ndarray, shape: Shape) -> np.ndarray:
+    def read(x: np.ndarray) -> np.ndarray:
         own = x.reshape(heads, 3, -1, *x.shape[1:])[:, which]
         return own.reshape(-1, *x.shape[1:]).T
 
@@ -68,7 +73,7 @@ def third_of_heads(which: int, name: str, heads: int) -> Part:
 
 def from_row(first: int, name: str) -> Part:
     """A table without its first rows."""
-    return Part(name, lambda x, shape: x[first:], lambda shape: (shape[0] + first, *shape[1:]))
+    return Part(name, lambda x: x[first:], lambda shape: (shape[0] + first, *shape[1:]))
 
 
 def linear(ours: str, theirs: str, bias: bool | None) -> Parts:

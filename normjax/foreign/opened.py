@@ -124,7 +124,7 @@ class OpenedModel:
                 f"{self.argument}: {self._tensors.called(theirs)} of shape {stored.shape} holds NaN"
                 " or infinity; download the checkpoint again"
             )
-        return np.ascontiguousarray(part.read(stored, shape))
+        return np.ascontiguousarray(part.read(stored))
 
     @staticmethod
     def _tree(flat: Mapping[str, Any]) -> Params:

@@ -7,13 +7,14 @@ model, blocks stacked, under the names of our parameter tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from tests.parity.tiny_models import HEADS, MODELS, WIDTH, part
+from normjax.foreign.mappings import MODEL_TYPES, as_it_is
+from normjax.foreign.settings import Settings
+from tests.parity.tiny_models import HEADS, MODELS, part
 
 Map = dict[str, str | tuple[Any, ...]]
 
@@ -58,61 +59,26 @@ def with_shifts(gains: Map) -> Map:
     }
 
 
-PRE = norms(attention_pre="input_layernorm", mlp_pre="post_attention_layernorm")
-BRANCH = norms(attention_branch="post_attention_layernorm", mlp_branch="post_feedforward_layernorm")
-SANDWICH = BRANCH | norms(attention_pre="input_layernorm", mlp_pre="pre_feedforward_layernorm")
-FINAL: Map = {"final_norm.gain": "model.norm.weight"}
-
-LLAMA: Map = {
-    f"attention.branch.{ours}.kernel": (turned, f"self_attn.{theirs}_proj.weight")
-    for ours, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
-} | {
-    f"mlp.branch.{ours}.kernel": (turned, f"mlp.{theirs}_proj.weight")
-    for ours, theirs in (("gate", "gate"), ("in", "up"), ("out", "down"))
-}
-"""Branches as Llama's: four matrices of attention, a gated MLP of three."""
-QUERY_KEY: Map = {
-    f"attention.branch.{ours}_norm.gain": f"self_attn.{theirs}_norm.weight"
-    for ours, theirs in (("query", "q"), ("key", "k"))
-}
-HEAD: Map = {
-    "embedding": "model.embed_tokens.weight", "output.kernel": (turned, "lm_head.weight"),
-}  # fmt: skip
+def of_table(model_type: str, branches: bool | None) -> Map:
+    """Return where the table of foreign model types has parameters of a block: of its branches, of
+    its norms, or (None) those at the ends."""
+    row, settings, fields = MODEL_TYPES[model_type], Settings({}), {"bias": False, "tied": False}
+    if model_type in ("openai-gpt", "gpt_neox"):
+        fields |= {"bias": True, "heads": HEADS}
+    parts = (row.ends if branches is None else row.blocks)(settings, fields)
+    return {
+        ours: part.name if part.read is as_it_is else (part.read, part.name)
+        for ours, part in parts.items() if branches in (None, ".branch." in ours)
+    }  # fmt: skip
 
 
-def _third(which: int, axis: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return queries, keys or values of a matrix that has all three: by head, or in thirds."""
-
-    def of_heads(x: np.ndarray) -> np.ndarray:
-        return x.reshape(HEADS, 3, WIDTH // HEADS, *x.shape[1:])[:, which].reshape(
-            WIDTH, *x.shape[1:]
-        ).T  # fmt: skip
-
-    return of_heads if axis == 0 else lambda x: np.split(x, 3, -1)[which]
-
-
-GPT_NEOX: Map = {
-    f"attention.branch.{ours}.{kind}": (_third(i, 0), f"attention.query_key_value.{theirs}")
-    for i, ours in enumerate(("query", "key", "value"))
-    for kind, theirs in (("kernel", "weight"), ("bias", "bias"))
-} | {
-    f"{branch}.branch.{ours}.{kind}": (turned, f"{name}.{theirs}")
-    for branch, ours, name in (
-        ("attention", "output", "attention.dense"), ("mlp", "in", "mlp.dense_h_to_4h"),
-        ("mlp", "out", "mlp.dense_4h_to_h"),
-    ) for kind, theirs in (("kernel", "weight"), ("bias", "bias"))
-}  # fmt: skip
-OPENAI: Map = {
-    f"attention.branch.{ours}.{kind}": (_third(i, -1), f"attn.c_attn.{theirs}")
-    for i, ours in enumerate(("query", "key", "value"))
-    for kind, theirs in (("kernel", "weight"), ("bias", "bias"))
-} | {
-    f"{branch}.branch.{ours}.{kind}": f"{name}.{theirs}"
-    for branch, ours, name in (
-        ("attention", "output", "attn.c_proj"), ("mlp", "in", "mlp.c_fc"),
-        ("mlp", "out", "mlp.c_proj"),
-    ) for kind, theirs in (("kernel", "weight"), ("bias", "bias"))
-}  # fmt: skip
+PRE, BRANCH, SANDWICH = (of_table(name, False) for name in ("llama", "olmo2", "gemma2"))
+LLAMA, GPT_NEOX, OPENAI = (of_table(name, True) for name in ("llama", "gpt_neox", "openai-gpt"))
+"""Branches; Llama's are four matrices of attention and a gated MLP of three."""
+QUERY_KEY = {k: v for k, v in of_table("olmo2", True).items() if k not in LLAMA}
+_ENDS = of_table("llama", None)
+FINAL: Map = {k: v for k, v in _ENDS.items() if k == "final_norm.gain"}
+HEAD: Map = {k: v for k, v in _ENDS.items() if k not in FINAL}
 
 
 def gates(ours: str, theirs: str, place: int, rows: slice, shape: tuple[int, int]) -> Map:
